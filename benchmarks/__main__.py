@@ -1,8 +1,9 @@
 """Measure, and keep what was measured: ``python -m benchmarks NAME COMMAND [OPTIONS]``.
 
 `NAME COMMAND [OPTIONS]` runs one benchmark, such as `fedeb quality --data 100k`, and writes its
-record. `all` runs those of benchmarks/_plan.py whose record is missing or of other files, and
-can be stopped and started again; words behind it choose commands. `list` says which these are.
+record. `all` runs those of benchmarks/_plan.py whose record is missing or whose scores are old, and
+with `--seconds` also those whose seconds are. It can be stopped and started again; words behind it
+choose commands. `list` says which records are missing or old, and why.
 `pages` writes the tables and numbers of README and the site's pages, and the pictures.
 """
 
@@ -16,16 +17,17 @@ from benchmarks import _records as records
 from benchmarks._plan import COMMANDS
 
 
-def waiting(words):
+def waiting(words, *, seconds):
     """Return the commands that have to be run, and why."""
     known, found = records.read_records(), {}
     for command in COMMANDS:
         if all(word in command for word in words):
-            record = known.get(command, {})
-            if not record:
+            if command not in known:
                 found[command] = "no record"
-            elif changed := records.changed_files(record):
-                found[command] = f"{changed[0]} has changed"
+                continue
+            mark, text, changed = records.changes_of(known[command])
+            if mark == records.CHANGED or (mark and seconds):
+                found[command] = f"{text} before a change of {changed[0]}"
     return found
 
 
@@ -39,7 +41,8 @@ def estimate(commands):
 
 def run_all(words):
     """Run what has to be run, each in a process of its own; return what failed."""
-    commands, failed = list(waiting(words)), []
+    words, seconds = [one for one in words if one != "--seconds"], "--seconds" in words
+    commands, failed = list(waiting(words, seconds=seconds)), []
     for place, command in enumerate(commands):
         left = estimate(commands[place:])
         print(f"\n[{place + 1}/{len(commands)}] {command} (left: {left})", flush=True)
@@ -58,7 +61,7 @@ def main(arguments):
             if failed := run_all(words):
                 raise SystemExit("Failed: " + "; ".join(failed))
         case ["list", *words]:
-            for command, reason in waiting(words).items():
+            for command, reason in waiting(words, seconds=True).items():
                 print(f"{command}: {reason} ({estimate([command])})")
         case ["pages"]:
             # Imports matplotlib.

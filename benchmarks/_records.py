@@ -1,16 +1,16 @@
 """Records of what the benchmarks measured; tables and numbers on pages come from them.
 
 ``python -m benchmarks NAME COMMAND [OPTIONS]`` runs a benchmark and writes a record, a JSON file in
-benchmarks/measured: the tables it printed, its options, and digests of the data it read and of the
-files of the package that the measured methods import. Where one of these files has changed since,
-:func:`table` marks the rows.
+benchmarks/measured: the tables it printed, its options, and digests of what these depend on. Scores
+depend on golden predictions of the measured methods (tests/golden.json), on the benchmark's code,
+data and versions; seconds also on each file of the package that the methods import. Where any of
+this has changed since, :func:`table` marks the rows.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import hashlib
 import inspect
 import io
 import json
@@ -22,11 +22,12 @@ import sys
 import time
 from datetime import date
 from functools import cache
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 
 import fedrecsk
 from benchmarks import _methods, _seeds
+from benchmarks._code import digest, digest_of_command, short_digest
 from benchmarks._command_line import Parser
 from fedrecsk.datasets import get_data_home
 
@@ -34,37 +35,15 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).parent / "measured"
 PACKAGES = ("numpy", "scipy", "sklearn", "numba", "implicit", "torch")
 METHODS = [one for one in fedrecsk.__all__ if one != "__version__"]
-CHANGED = "†"
+GOLDEN = ROOT / "tests" / "golden.json"
+# Marks of records whose scores may be others now, and of those whose seconds alone may be.
+CHANGED, SLOWER = "†", "‡"
+# Titles of columns of seconds, and commands whose other columns are seconds, too.
+SECONDS = re.compile(r"\b(s|ms|us|seconds?|minutes|CPU)\b")
+TIMED = ("centralized speed", "clock cost", "rounds", "scale table", "settings")
 
 
-# --------------------------------------------------------------------------------- files
-
-
-def digest(path):
-    """Return a digest of a file; of a module, of the code that makes its results.
-
-    Imports, annotations, docstrings, comments and messages do not count. So a module that has moved
-    has not changed, nor have those that import it.
-    """
-    content = path.read_bytes()
-    if path.suffix == ".py":
-        content = "\n".join(_code(ast.parse(content))).encode()
-    return hashlib.sha256(content).hexdigest()[:8]
-
-
-def _code(node):
-    """Yield the names and constants of a syntax tree, without text."""
-    is_text = isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", 0), str)
-    is_text |= isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
-    if is_text or isinstance(node, ast.Import | ast.ImportFrom | ast.JoinedStr):
-        return
-    yield type(node).__name__
-    for name, value in ast.iter_fields(node):
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, ast.AST) and name not in ("annotation", "returns"):
-                yield from _code(one)
-            elif isinstance(one, str | int | float):
-                yield repr(one)
+# ------------------------------------------------------------------------------- changes
 
 
 @cache
@@ -77,6 +56,78 @@ def current_digests():
 def changed_files(record):
     """Return the files of a record that are no longer anywhere as they were."""
     return [name for name, was in record["files"].items() if was not in current_digests()]
+
+
+@cache
+def golden_digests():
+    """Return the digests of all golden entries, and the names of what each is about."""
+    entries = json.loads(GOLDEN.read_text())
+    return {
+        short_digest(json.dumps(one, sort_keys=True)): one["of"]
+        for one in entries.values()
+        if "refused" not in one
+    }
+
+
+def golden_of(names):
+    """Return the digests of the golden entries about no other names: a dict from the first name."""
+    found = {}
+    for one, of in golden_digests().items():
+        if names.issuperset(of):
+            found[of[0]] = f"{found.get(of[0], '')} {one}".strip()
+    return found
+
+
+def code_of(command, options):
+    """Return the digest of a benchmark's code."""
+    name = str(options.get("command")).replace("-", "_")
+    return digest_of_command(ROOT, f"benchmarks.{command.split()[0]}", name, frozenset(options))
+
+
+@cache
+def digest_of_data(path):
+    """Return the digest of a data file, or None if it is not there."""
+    return digest(path) if path.exists() else None
+
+
+@cache
+def installed_version(module):
+    """Return the version of a package, without what it was built for, or None."""
+    try:
+        version = metadata.version({"sklearn": "scikit-learn"}.get(module, module))
+    except metadata.PackageNotFoundError:
+        return None
+    return version.partition("+")[0]
+
+
+def changed_scores(record):
+    """Return what scores of a record depend on and has changed since, in words."""
+    if "golden" not in record:
+        return [f"`{name}`" for name in changed_files(record)]
+    found = [
+        f"the golden predictions of {name}"
+        for name, digests in record["golden"].items()
+        if not golden_digests().keys() >= set(digests.split())
+    ]
+    found += ["its benchmark"] * (code_of(record["command"], record["options"]) != record["code"])
+    home = Path(os.environ.get("FEDRECSK_DATA", ""))
+    for name, was in record["data"].items():
+        found += [f"`{name}`"] * (digest_of_data(home / name) not in (None, was))
+    for name, was in record["versions"].items():
+        found += [f"{name} {was}"] * (installed_version(name) not in (None, was.partition("+")[0]))
+    return found
+
+
+def changes_of(record, titles=None):
+    """Return the mark of a record, what it means for columns with these titles, and why."""
+    if titles is None:
+        tables = (rows for key, rows in record.items() if key.startswith("table "))
+        titles = [title for head, *_ in tables for title in head]
+    if changed := changed_scores(record):
+        return CHANGED, "measured", changed
+    timed = any(map(SECONDS.search, titles)) or record["command"].startswith(TIMED)
+    changed = [f"`{name}`" for name in changed_files(record)] if timed else []
+    return SLOWER * bool(changed), "seconds measured", changed
 
 
 def imported_modules(names):
@@ -141,11 +192,19 @@ def run(command):
         "versions": {one: sys.modules[one].__version__ for one in PACKAGES if one in sys.modules},
         "data": {str(path.relative_to(home)): digest(path) for path in data},
         "files": {str(path.relative_to(ROOT)): digest(path) for path in files},
+        "code": code_of(command, Parser.options),
+        "golden": golden_of(set().union(*map(names_in, modules))),
     }
     tables = parse_tables(printed.getvalue())
     record |= {f"table {number}": rows for number, rows in enumerate(tables, 1)}
     text = ",\n".join(f" {json.dumps(key)}: {_lines(key, value)}" for key, value in record.items())
     FOLDER.joinpath(re.sub(r"\W+", "-", command) + ".json").write_text(f"{{\n{text}\n}}\n")
+
+
+def names_in(module):
+    """Return the names that a module defines."""
+    names = vars(import_module(module)).items()
+    return {name for name, one in names if getattr(one, "__module__", None) == module}
 
 
 class _Tee(io.StringIO):
@@ -232,15 +291,17 @@ def table(name, columns=None, rows=None, across=None, number=1, where=None):
         if {row[first] for row, _ in body} != set(rows):
             raise ValueError(f"{name!r} does not have all of the rows {rows}.")
     records = [record for _, record in body]
-    differ = len(set(map(mark_of, records))) > 1
+    shown = [titles.get(key, key) for key in (*columns, *(across or ())[1:])]
+    marks = {id(one): changes_of(one, shown)[0] for one in records}
+    differ = len(set(marks.values())) > 1
     if across:
         body, columns = _side_by_side(body, columns, *across)
     lines = [[titles.get(key, key) for key in columns], ["---"] * len(columns)]
     for row, record in body:
         cells = [row.get(key, "") for key in columns]
-        lines.append([f"{cells[0]} {mark_of(record) * differ}".strip(), *cells[1:]])
+        lines.append([f"{cells[0]} {marks[id(record)] * differ}".strip(), *cells[1:]])
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"{text}\n\n*{caption(name, records)}*"
+    return f"{text}\n\n*{caption(name, records, shown)}*"
 
 
 def number(name, row, column, digits=None):
@@ -281,25 +342,24 @@ def _side_by_side(body, columns, by, value):
     return list(merged.values()), [*columns, *dict.fromkeys(row[by] for row, _ in body)]
 
 
-def mark_of(record):
-    """Return the mark of a record of other files."""
-    return CHANGED * bool(changed_files(record))
-
-
 def _keys(head):
     """Return the titles of columns, with a number behind those that there were already."""
     return [one if one not in head[:n] else f"{one} {n}" for n, one in enumerate(head)]
 
 
-def caption(name, records):
-    """Return command, commits and dates, and what the mark means."""
+def caption(name, records, titles):
+    """Return command, commits and dates, and what the marks mean."""
     # Measured by hand, with programs of others: where and how.
     parts = [records[0].get("source", f"`python -m benchmarks {name}`")]
     parts += sorted(
         {f"{one['date']}, commit {one['commit']}, {one['processor']}" for one in records}
     )
-    if changed := sorted({file for one in records for file in changed_files(one)}):
-        # No count, which each change of the code would change on each page.
-        others = " and others" if len(changed) > 1 else ""
-        parts.append(f"{CHANGED} measured before a change of `{changed[0]}`{others}")
+    reasons = {}
+    for mark, text, changed in (changes_of(one, titles) for one in records):
+        reasons.setdefault((mark, text), set()).update(changed)
+    for (mark, text), changed in sorted(reasons.items()):
+        if changed:
+            # No count, which each change of the code would change on each page.
+            others = " and others" if len(changed) > 1 else ""
+            parts.append(f"{mark} {text} before a change of {min(changed)}{others}")
     return " · ".join(parts)

@@ -89,8 +89,8 @@ def data_sets(options):
 def quality(options):
     """Precision@10 after 5, 10 and 30 rounds, compared with tuned implicit ALS and popularity."""
     models = {
-        "LocALS": LocALS(),
-        "LocALS, 10 % of the clients": LocALS(client_fraction=0.1),
+        "LocALS": LocALS(20),
+        "LocALS, 10 % of the clients": LocALS(20, client_fraction=0.1),
         "GlobSGD": GlobSGD(),
         "GlobSGD, preconditioned": GlobSGD(preconditioner=True),
         "LocSGD": LocSGD(),

@@ -1,10 +1,15 @@
-"""Measure what a separate id at each silo costs a person: ``python -m benchmarks.silos``.
+"""Measure silos with many people: ``python -m benchmarks.silos [COMMAND]``.
 
-Each user's rows are dealt at random to 1, 2 or 3 of 5 silos (`split_users`), a fifth of the rows is
-for testing, and a model is fitted to the others. Every silo of a person is tested on all test rows
-of this person: so the rows tested are the same, however many silos a person has. The table has
-NDCG@10 of items that are new to the person, or RMSE, and of the ten items that a silo recommends
-the share that the person has already, by a training row at another silo. Means over --seeds splits.
+`people`, the default, is about people with a separate id at each of several silos. Each user's rows
+are dealt at random to 1, 2 or 3 of 5 silos (`split_users`), a fifth of the rows is for testing, and
+a model is fitted to the others. Every silo of a person is tested on all test rows of this person:
+so the rows tested are the same, however many silos a person has. The table has NDCG@10 of items
+that are new to the person, or RMSE, and of the ten items that a silo recommends the share that the
+person has already, by a training row at another silo. Means over --seeds splits.
+
+`privacy`: the noise that hides one user, if each user is a client and if the users are dealt to 20
+silos that add up their clipped uploads (``CentralDP(unit="user")``), and the noise that hides one
+silo. RMSE or NDCG@10 on a fifth of the rows, which were held out at random, and all bytes sent up.
 
 Data: MovieLens-1M, in the folder --data-home or FEDRECSK_DATA.
 """
@@ -17,12 +22,17 @@ import pandas as pd
 from benchmarks._command_line import command_line
 from benchmarks._seeds import reported
 from benchmarks.sparse_defaults import new
+from fedrecsk import Federation
 from fedrecsk.datasets import fetch_movielens
+from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.preprocessing import split_users
+from fedrecsk.privacy import CentralDP
 
 RANKINGS = ("Popularity", "LocALS", "FedEASE")
 RATINGS = ("BiasOnly", "FedEB")
 N_SILOS, MOST = 5, 3
+# Of `privacy`.
+PRIVATE, N_PRIVATE, EPSILONS = ("PrivFedEB", "FedEASE"), 20, (10.0, 1.0)
 
 
 def dealt(users, n, rng):
@@ -64,15 +74,52 @@ def measured(name, X, y, n, seed):
     return ndcg(of_new, tested), len(own.merge(had, on=["user", "item"])) / len(own)
 
 
-def main(argv=None):
+def private(name, X, y, is_test, seed, epsilon, silos, unit):
+    """Return the score of a fit with noise, and the bytes that all clients send up."""
+    mechanism = CentralDP(epsilon=epsilon, delta=1e-5, unit=unit)
+    model = new(name, seed).set_params(items=np.unique(X[:, 1]))
+    model.set_params(federation=Federation(central_dp=mechanism))
+    clients = None if silos is None else silos[~is_test]
+    if name == "PrivFedEB":
+        model.set_params(rating_scale=(1, 5)).fit(X[~is_test], y[~is_test], clients=clients)
+        score = np.sqrt(np.mean((model.predict(X[is_test]) - y[is_test]) ** 2))
+    else:
+        model.fit(X[~is_test], clients=clients)
+        score = evaluate_ranking(model, X[is_test], k=10)["ndcg@10"]
+    return score, model.communication_.bytes_up
+
+
+def privacy(options, X, y):
+    """Print a row for each private method and epsilon."""
+    ways = {
+        "each user a client": (False, "client"),
+        f"{N_PRIVATE} silos, one user hidden": (True, "user"),
+        f"{N_PRIVATE} silos, one silo hidden": (True, "client"),
+    }
+    names = [*ways, *(f"MB up, {one}" for one in list(ways)[:2])]
+    print(f"| method | score | epsilon | {' | '.join(names)} |")
+    print("|---|---|---|" + "---|" * len(names), flush=True)
+    for name in PRIVATE:
+        for epsilon in EPSILONS:
+            each = []
+            for seed in reported(options.seeds):
+                rng = np.random.default_rng(seed)
+                is_test = rng.random(len(X)) < 0.2
+                silos = rng.integers(N_PRIVATE, size=X[:, 0].max() + 1)[X[:, 0]]
+                each.append(
+                    [
+                        private(name, X, y, is_test, seed, epsilon, silos if dealt else None, unit)
+                        for dealt, unit in ways.values()
+                    ]
+                )
+            scores, nbytes = np.mean(each, axis=0).T
+            shown = [f"{score:.4f}" for score in scores] + [f"{n / 1e6:.1f}" for n in nbytes[:2]]
+            score = "RMSE" if name == "PrivFedEB" else "NDCG@10"
+            print(f"| {name} | {score} | {epsilon:g} | {' | '.join(shown)} |", flush=True)
+
+
+def people(options, X, y):
     """Print a row for each method and number of silos of a person."""
-    parser = command_line("silos", __doc__)
-    parser.add_argument("--methods", nargs="+", default=[*RANKINGS, *RATINGS])
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--data-home")
-    options = parser.parse_args(argv)
-    X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
-    X = np.asarray(X)[:, :2].astype(int)
     columns = [f"{n} silo{'s' * (n > 1)}" for n in range(1, MOST + 1)]
     shares = [f"already had, {one}" for one in columns[1:]]
     print(f"| method | score | {' | '.join([*columns, *shares])} |")
@@ -87,6 +134,19 @@ def main(argv=None):
         shown += ["" if np.isnan(share) else f"{share:.3f}" for share in had[1:]]
         score = "RMSE" if name in RATINGS else "NDCG@10"
         print(f"| {name} | {score} | {' | '.join(shown)} |", flush=True)
+
+
+def main(argv=None):
+    """Run a command."""
+    commands = {"people": people, "privacy": privacy}
+    parser = command_line("silos", __doc__)
+    parser.add_argument("command", nargs="?", default="people", choices=commands)
+    parser.add_argument("--methods", nargs="+", default=[*RANKINGS, *RATINGS])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--data-home")
+    options = parser.parse_args(argv)
+    X, y = fetch_movielens("1m", data_home=options.data_home, return_X_y=True)
+    commands[options.command](options, np.asarray(X)[:, :2].astype(int), y)
 
 
 if __name__ == "__main__":

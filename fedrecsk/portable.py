@@ -100,7 +100,8 @@ class Ridge:
     confidence: float
     shift: float = 0.0
     counts_values: bool = False  # whether y multiplies the weight of a like
-    # reg (1 + sum_j e_j / n_items)^reg_exponent is added to the diagonal.
+    # reg (1 + sum_j e_j / n_items)^reg_exponent is added to the diagonal; LocALS may put another
+    # number in the place of that of the items.
     reg: float = 0.0
     reg_exponent: float = 0.0
     n_items: int = 1

@@ -10,24 +10,22 @@ transformers of y, for a :class:`~sklearn.compose.TransformedTargetRegressor`
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags, column_or_1d
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
+from fedrecsk._utils.constraints import ArrayLike, AtLeast0, AtLeast1, Finite
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.given import check_given, check_numbers
-from fedrecsk._utils.parameters import PlainParameters
+from fedrecsk._utils.parameters import PlainParameters, check_arguments
 from fedrecsk._utils.sklearn_compat import (
-    Interval,
     check_sample_weight,
     fit_context,
     safe_indexing,
-    validate_params,
 )
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._checks import check_scale
@@ -52,24 +50,19 @@ __all__ = [
     "to_implicit",
 ]
 
-_THRESHOLD = {"threshold": [Interval(Real, None, None, closed="neither")]}
-_DATA = {
-    "X": ["array-like", "sparse matrix"],  # refused with a better message than this gives
-    "y": ["array-like", None],
-    "clients": ["array-like", None],
-    "sample_weight": ["array-like", None],
-}
+# A sparse matrix is refused with a better message than this gives.
+Rows = Annotated[ArrayLike, "sparse matrix"]
 
 
 @documented
-@validate_params(_DATA | {"k": [Interval(Integral, 1, None, closed="left")]})
+@check_arguments
 def filter_k_core(
-    X: ArrayLike,
+    X: Rows,
     y: ArrayLike | None = None,
     *,
     clients: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
-    k: int = 5,
+    k: AtLeast1 = 5,
 ) -> ArrayLike | tuple[Any, ...]:
     """Keep the k-core: users and items with at least k rows among the rows that stay.
 
@@ -119,18 +112,15 @@ def filter_k_core(
 
 
 @documented
-@validate_params(
-    _DATA
-    | {name: [Interval(Integral, 0, None, closed="left")] for name in ("min_user", "min_item")}
-)
+@check_arguments
 def filter_min_ratings(
-    X: ArrayLike,
+    X: Rows,
     y: ArrayLike | None = None,
     *,
     clients: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
-    min_user: int = 20,
-    min_item: int = 0,
+    min_user: AtLeast0 = 20,
+    min_item: AtLeast0 = 0,
 ) -> ArrayLike | tuple[Any, ...]:
     """Drop the rows of users and items that have too few rows, in one pass.
 
@@ -166,14 +156,14 @@ def filter_min_ratings(
     return _take(data, np.flatnonzero(enough))
 
 
-@validate_params(_DATA | {"y": ["array-like"]} | _THRESHOLD)
+@check_arguments
 def to_implicit(
-    X: ArrayLike,
+    X: Rows,
     y: ArrayLike,
     *,
     clients: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
-    threshold: float = 4.0,
+    threshold: Finite = 4.0,
 ) -> tuple[Any, ...]:
     """Turn ratings into implicit feedback: keep the rows at or above a threshold, with y = 1.
 
@@ -228,8 +218,8 @@ def to_implicit(
     return X, np.ones(len(rows)), *others
 
 
-@validate_params({"y": ["array-like"]} | _THRESHOLD)
-def binarize(y: ArrayLike, *, threshold: float = 4.0) -> NDArray[np.float64]:
+@check_arguments
+def binarize(y: ArrayLike, *, threshold: Finite = 4.0) -> NDArray[np.float64]:
     """Turn ratings into 1 (at or above the threshold) and 0, row by row.
 
     Parameters
@@ -311,8 +301,8 @@ def _take(data, rows):
     return taken if len(taken) > 1 else taken[0]
 
 
-@validate_params({"X": _DATA["X"], "clients": ["array-like"]})
-def split_users(X: ArrayLike, clients: ArrayLike) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+@check_arguments
+def split_users(X: Rows, clients: ArrayLike) -> tuple[Any, dict[str, tuple[Any, Any]]]:
     """Give users a separate id on each client, so that users may have rows on several.
 
     A fit then learns a vector for each pair of user and client, from the rows there alone.

@@ -19,6 +19,7 @@ from fedrecsk.attacks import SignFlip
 from fedrecsk.compression import Quantization
 from fedrecsk.deployment import Device, DeviceServer
 from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.privacy import CentralDP
 from fedrecsk.protocol import Algorithm, Federation, blocks
 from fedrecsk.protocol.keys import Key
 from fedrecsk.simulation.run import watch
@@ -215,6 +216,23 @@ def check_parts_of_a_federation_work_or_are_refused(estimator: FederatedRecommen
         assert np.isfinite(model.predict(X)).all(), f"not finite with {name}={part}"
 
 
+def check_users_of_a_client_may_be_apart(estimator: FederatedRecommender) -> None:
+    """With ``CentralDP(unit="user")`` silos give the model of single users, or a ValueError."""
+    X, y = _rows(estimator)
+    has, public = estimator.get_params(), {"items": np.unique(X[:, 1]), "rating_scale": (1, 5)}
+    mechanism = CentralDP(clip=0.5, noise_multiplier=0.0, unit="user")
+    given: Any = {name: value for name, value in public.items() if name in has}
+    given |= {"client_fraction": 1.0, "federation": Federation(central_dp=mechanism)}
+    try:
+        alone = _fit(estimator, X, y, **given)
+    except (ImportError, ValueError):
+        # A method may refuse central privacy, which needs fedrecsk[privacy].
+        return
+    together = _fit(estimator, X, y, clients=X[:, 0] % 3, **given)
+    why = "a user's upload depends on the other users of the client"
+    np.testing.assert_allclose(together.predict(X), alone.predict(X), **_TOLERANCE, err_msg=why)
+
+
 def check_hooks_keep_to_their_side(estimator: FederatedRecommender) -> None:
     """Check that functions set no attributes, and that messages do not depend on past calls."""
     X, y = _rows(estimator)
@@ -293,6 +311,7 @@ CHECKS: tuple[Callable[[FederatedRecommender], None], ...] = (
     check_any_participation,
     check_uploads_change_the_model,
     check_parts_of_a_federation_work_or_are_refused,
+    check_users_of_a_client_may_be_apart,
     check_hooks_keep_to_their_side,
     check_the_halves_make_the_same_model,
 )

@@ -24,7 +24,7 @@ from fedrecsk.metrics import (
     make_ranking_scorer,
     rounds_scorer,
 )
-from fedrecsk.model_selection import UserKFold, _compare, compare
+from fedrecsk.model_selection import UserKFold, _compare, _fold, compare
 from fedrecsk.privacy import LaplaceMechanism
 from tests.conftest import make_toy
 from tests.metrics.models import Peer
@@ -677,11 +677,11 @@ def test_each_fit_is_reported_as_it_ends(n_jobs, ratings, capsys):
 
 
 def test_the_time_left_is_that_of_the_model_or_of_those_before():
-    progress = _compare._Progress(["slow", "fast", "new"], n_folds=3)
+    progress = _fold.Progress(["slow", "fast", "new"], n_folds=3)
 
     def line(name, fold, seconds, n_workers=1):
         values = {"rmse": 1.0, "fit_seconds": seconds - 1, "score_seconds": 1.0}
-        return progress.line(_compare.Outcome(name, fold, values), n_workers)
+        return progress.line(_fold.Outcome(name, fold, values), n_workers)
 
     begin = "[1/9] slow, fold 0: rmse 1.000, fit 599.0 s; about "
     assert line("slow", 0, 600.0) == begin + "80 min left"

@@ -59,7 +59,8 @@ def ridge_by_hand(model, items, values, weights):
                 c[i] = model.alpha * w * y if name == "ImplicitALS" else 1 + model.alpha * w
                 t[i] = 1
         reg = model.reg if name == "ImplicitALS" else model.reg_user
-        reg *= np.mean(c) ** getattr(model, "reg_exponent", 0)
+        pivot = getattr(model, "REG_PIVOT", None) or m
+        reg *= (1 + np.sum(c - 1) / pivot) ** getattr(model, "reg_exponent", 0)
         if name != "ImplicitALS":
             return Q @ final_user(c, t, reg, weights[values > 0].sum(), Q)
         p = np.linalg.inv(Q.T @ np.diag(c) @ Q + reg * np.eye(d)) @ Q.T @ (c * t)

@@ -2,6 +2,7 @@
 
 import inspect
 from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from fedrecsk import (
     preprocessing,
     privacy,
 )
-from fedrecsk._utils.parameters import PlainParameters
+from fedrecsk._utils.constraints import AtLeast1
+from fedrecsk._utils.parameters import PlainParameters, check_arguments
 from fedrecsk.datasets import make_interactions, make_ratings
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import UserHoldout
@@ -132,3 +134,19 @@ def test_a_method_that_a_model_lacks(model, name, message):
     with pytest.raises(AttributeError) as caught:
         getattr(model, name)
     assert message in f"{caught.value} {caught.value.__cause__}"
+
+
+@check_arguments
+def take(n: AtLeast1, *, kind: Literal["a", "b"] | None = None, other: object = 0) -> int:
+    """Return n."""
+    return n
+
+
+def test_arguments_of_functions_are_checked_by_their_types():
+    assert take(np.int8(3), kind="b", other=print) == 3
+    with pytest.raises(ValueError, match=r"'n' parameter of take must be an int in the range \[1"):
+        take(0)
+    with pytest.raises(
+        ValueError, match=r"'kind' parameter of take must be a str among .* or None"
+    ):
+        take(1, kind="c")

@@ -11,12 +11,13 @@ from benchmarks import __main__ as command
 from benchmarks import _methods, methods
 from benchmarks import _pages as pages
 from benchmarks import _records as records
+from benchmarks._code import digest_of_command
 
 pytestmark = pytest.mark.full
 
 SHOWN = [page for page in pages.PAGES if page.is_relative_to(pages.DOCS)]
 HIDDEN = re.compile(r"<!--.*?-->|```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$", re.DOTALL)
-MARK = re.compile(r"( ·)? †( measured [^·*]*?(?= ·|\*))?")
+MARK = re.compile(r"( ·)? [†‡]( (seconds )?measured [^·*]*?(?= ·|\*))?")
 NUMBER = re.compile(r"(?<![\w.])\d\.(\d{3,})(?!\w)")
 # Tables of published numbers, of words and of presets.
 GIVEN = ("| published", "| default | chosen on", "| profile")
@@ -143,20 +144,143 @@ def folder(tmp_path, monkeypatch):
     records.read_records.cache_clear()
 
 
-def test_a_record_has_what_was_measured_and_is_marked_after_a_change(folder, monkeypatch):
-    records.run("data generate --rows 2000")
-    record = records.read_records()["data generate --rows 2000"]
-    assert record["table 1"][0] == ["", "CPU s"]
-    assert [row[0] for row in record["table 1"][1:]] == ["make_ratings", "make_interactions"]
-    assert record["options"] == {"command": "generate", "rows": 2000}
-    assert {"benchmarks/data.py", "fedrecsk/datasets/generate.py"} <= record["files"].keys()
-    assert {"commit", "date", "processor", "seeds", "versions", "data"} <= record.keys()
-    assert records.changed_files(record) == []
-    assert records.CHANGED not in records.table("data generate")
+GENERATE = "data generate --rows 2000"
+
+
+@pytest.fixture
+def generated(folder):
+    """The record of a run that prints seconds."""
+    records.run(GENERATE)
+    return records.read_records()[GENERATE]
+
+
+def test_a_record_has_what_was_measured(generated):
+    assert generated["table 1"][0] == ["", "CPU s"]
+    assert [row[0] for row in generated["table 1"][1:]] == ["make_ratings", "make_interactions"]
+    assert generated["options"] == {"command": "generate", "rows": 2000}
+    assert {"benchmarks/data.py", "fedrecsk/datasets/generate.py"} <= generated["files"].keys()
+    assert {"commit", "date", "processor", "seeds", "versions", "data"} <= generated.keys()
+    assert "load_ratings" in generated["golden"]
+    assert records.changes_of(generated) == ("", "seconds measured", [])
+    assert not set(records.table("data generate")) & {records.CHANGED, records.SLOWER}
+
+
+def test_seconds_are_marked_after_a_change_of_code_that_leaves_scores(generated, monkeypatch):
     file = "fedrecsk/datasets/generate.py"
-    others = records.current_digests() - {record["files"][file]}
+    others = records.current_digests() - {generated["files"][file]}
     monkeypatch.setattr(records, "current_digests", lambda: others)
-    assert f"† measured before a change of `{file}`" in records.table("data generate")
+    assert records.table("data generate").endswith(
+        f" · ‡ seconds measured before a change of `{file}`*"
+    )
+    assert "‡" not in records.table("data generate", [""])
+    monkeypatch.setattr(records, "TIMED", ("data",))
+    assert "‡" in records.table("data generate", [""])
+    # A record from before there were golden digests.
+    del generated["golden"]
+    assert records.changes_of(generated, [""])[0] == "†"
+
+
+def change_golden(monkeypatch, _):
+    others = {one: of for one, of in records.golden_digests().items() if "load_ratings" not in of}
+    monkeypatch.setattr(records, "golden_digests", lambda: others)
+    return "the golden predictions of load_ratings"
+
+
+def change_code(monkeypatch, _):
+    monkeypatch.setattr(records, "digest_of_command", lambda *_: "another")
+    return "its benchmark"
+
+
+def change_data(monkeypatch, record):
+    home = records.FOLDER / "data"
+    home.mkdir()
+    (home / "ratings.csv").write_text("1,2,3")
+    monkeypatch.setenv("FEDRECSK_DATA", str(home))
+    record["data"] = {"ratings.csv": "11112222", "not-there.csv": "33334444"}
+    return "`ratings.csv`"
+
+
+def change_version(_, record):
+    record["versions"] = {"numpy": "1.0.0", "pip-of-another-planet": "2.0"}
+    return "numpy 1.0.0"
+
+
+@pytest.mark.parametrize("change", [change_golden, change_code, change_data, change_version])
+def test_scores_are_marked_after_a_change_of_what_they_depend_on(change, generated, monkeypatch):
+    what = change(monkeypatch, generated)
+    assert records.changes_of(generated, [""]) == ("†", "measured", [what])
+    assert records.table("data generate").endswith(f" · † measured before a change of {what}*")
+
+
+def test_golden_predictions_are_of_the_measured_names_alone():
+    found = records.golden_of({"RFRec", "NormClipping", "FedEB"})
+    assert found.keys() == {"RFRec", "FedEB"}
+    of = [records.golden_digests()[one] for one in found["RFRec"].split()]
+    assert ["RFRec"] in of
+    assert ["RFRec", "NormClipping"] in of
+    assert ["RFRec", "NormClipping", "SignFlip"] not in of
+
+
+def test_a_mixed_table_marks_each_row(folder, monkeypatch):
+    for name in ("x a", "x b", "x c"):
+        write(folder, name, [["model", "CPU s"], [name, "1"]])
+        (folder / "record.json").rename(folder / f"{name}.json")
+    marks = {"x a": ("†", "measured", ["A"]), "x b": ("‡", "seconds measured", ["`b.py`", "`c`"])}
+    monkeypatch.setattr(
+        records,
+        "changes_of",
+        lambda record, titles=None: marks.get(record["command"], ("", "seconds measured", [])),
+    )
+    shown = records.table("x")
+    assert "| x a † | 1 |" in shown
+    assert "| x b ‡ | 1 |" in shown
+    assert "| x c | 1 |" in shown
+    assert shown.endswith(
+        " · † measured before a change of A · ‡ seconds measured before a change of `b.py` "
+        "and others*"
+    )
+    assert MARK.sub("", shown).endswith("A chip*")
+
+
+BENCHMARK = """
+from benchmarks import helpers{alias}
+from benchmarks._methods import add_method
+RATES = [{rate}]
+
+def quality(options):
+    "Print scores."
+    speed = 1
+    for rate in RATES:
+        print({helper}(rate, options.rows), speed)
+
+def speed(options):
+    {speed}
+
+def main(argv=None):
+    commands = {{f.__name__: f for f in (quality, speed)}}
+    parser.add_argument("--rows", type=int, default={rows})
+    parser.add_argument("--new", default={new})
+"""
+
+
+def test_the_code_of_a_command_is_what_it_leads_to(tmp_path):
+    def code(helped="x + 1", **parts):
+        parts = {"alias": "", "rate": 1, "helper": "helpers.error", "rows": 10, "new": 1} | parts
+        root = tmp_path / str(len(list(tmp_path.iterdir())))
+        (root / "benchmarks").mkdir(parents=True)
+        text = BENCHMARK.format(**{"speed": "return 1"} | parts)
+        (root / "benchmarks" / "own.py").write_text(text)
+        helpers = f"def error(x, n):\n    return more(x)\ndef more(x):\n    return {helped}\n"
+        (root / "benchmarks" / "helpers.py").write_text(helpers)
+        return digest_of_command(root, "benchmarks.own", "quality", frozenset(["rows"]))
+
+    first = code()
+    assert code(speed="return 2", new=2) == first
+    assert code(alias=" as h", helper="h.error") == first
+    assert code(alias="\nfrom benchmarks.helpers import error", helper="error") == first
+    assert code(rate=2) != first
+    assert code(rows=20) != first
+    assert code(helped="x + 2") != first
 
 
 def write(folder, command, table):
@@ -203,7 +327,7 @@ def test_code_counts_and_text_and_imports_do_not(tmp_path):
 
 
 def test_all_runs_what_is_missing_and_says_what_failed(folder, monkeypatch, capsys):
-    commands = ["data generate --rows 2000", "data nothing"]
+    commands = [GENERATE, "data nothing"]
     monkeypatch.setattr(command, "COMMANDS", commands)
     records.run(commands[0])
     (folder / "data-generate-rows-2000.json").rename(folder / "a.json")
@@ -219,3 +343,12 @@ def test_all_runs_what_is_missing_and_says_what_failed(folder, monkeypatch, caps
     assert runs == [["data", "nothing"]]
     command.main(["list"])
     assert "data nothing: no record (0 CPU minutes and 1 unknown)" in capsys.readouterr().out
+    old_seconds = records.SLOWER, "seconds measured", ["`a.py`"]
+    monkeypatch.setattr(records, "changes_of", lambda record: old_seconds)
+    runs.clear()
+    command.main(["all", "generate"])
+    assert runs == []
+    command.main(["all", "generate", "--seconds"])
+    assert runs == [records.shlex.split(GENERATE)]
+    command.main(["list", "generate"])
+    assert f"{GENERATE}: seconds measured before a change of `a.py`" in capsys.readouterr().out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from benchmarks import fedals as _fedals
 from benchmarks.papers._protocols import (
     N_SILOS,
@@ -24,7 +26,7 @@ from fedrecsk import (
 from fedrecsk.attacks import RandomUpload, SignFlip
 
 DATA = ("100k", "1m", "Yelp")
-THREE = {"LocALS": LocALS, "GlobSGD": GlobSGD, "LocSGD": LocSGD}
+THREE = {"LocALS": partial(LocALS, 20), "GlobSGD": GlobSGD, "LocSGD": LocSGD}
 SPLIT = "all ratings positive, 80/20 of each user's rows, full catalogue, 20 factors"
 GB = ("GB up", "GB down", "GB both", "GB with set-up and final download")
 
@@ -51,9 +53,9 @@ def tables():
 
 def _accuracy():
     models = {
-        "LocALS": LocALS(),
-        'LocALS as on the slides ("holders")': LocALS(aggregation="holders"),
-        "LocALS, 10 % of the clients": LocALS(client_fraction=0.1),
+        "LocALS": LocALS(20),
+        'LocALS as on the slides ("holders")': LocALS(20, aggregation="holders"),
+        "LocALS, 10 % of the clients": LocALS(20, client_fraction=0.1),
         "GlobSGD": GlobSGD(),
         "LocSGD": LocSGD(),
         "implicit ALS, tuned": ImplicitALS(20, reg=30.0, alpha=4.0, item_bias=False),

@@ -10,16 +10,13 @@ from abc import ABCMeta
 from collections.abc import Callable, Iterable
 from dataclasses import FrozenInstanceError, field
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, get_type_hints
 
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from fedrecsk._utils.constraints import Constraints
-from fedrecsk._utils.sklearn_compat import clone, validate_parameter_constraints
-
-if TYPE_CHECKING:
-    from typing import Self
+from fedrecsk._utils.constraints import Constraints, constraints_of
+from fedrecsk._utils.sklearn_compat import clone, validate_parameter_constraints, validate_params
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -162,6 +159,17 @@ class Value:
         if name in vars(self) or name not in getattr(self, "__dataclass_fields__", {name}):
             raise FrozenInstanceError(f"cannot assign to {name!r} of {type(self).__name__}")
         super().__setattr__(name, value)
+
+
+def limits_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return scikit-learn's constraints of a function's arguments, by their types."""
+    hints = get_type_hints(function, include_extras=True)
+    return {name: constraints_of(hint) for name, hint in hints.items() if name != "return"}
+
+
+def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that fits nothing, so that its arguments are checked by their types."""
+    return validate_params(limits_of(function))(function)
 
 
 def checked(caller: str, constraints: dict[str, list], **values: Any) -> list[Any]:

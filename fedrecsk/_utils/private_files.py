@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import IO, Any, TypeVar
 
 T = TypeVar("T")
 N_DIGEST = 32

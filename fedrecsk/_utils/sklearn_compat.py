@@ -66,28 +66,6 @@ if TYPE_CHECKING:
         ...
 
 
-__all__ = [
-    "BaseComposition",
-    "BaseScorer",
-    "CallbackSupportMixin",
-    "Interval",
-    "InvalidParameterError",
-    "MultimetricScorer",
-    "Options",
-    "RealNotInt",
-    "StrOptions",
-    "cached_call",
-    "check_feature_names",
-    "check_sample_weight",
-    "clone",
-    "fit_context",
-    "get_threadpool_controller",
-    "safe_indexing",
-    "validate_parameter_constraints",
-    "validate_params",
-]
-
-
 # What checked functions call checks nothing again.
 validate_params = partial(_validate_params, prefer_skip_nested_validation=True)
 

@@ -11,23 +11,30 @@ from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrecsk._utils.constraints import ArrayLike, Between0And1
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.data._checks import LARGEST
 from fedrecsk.data.ids import Ids, id_array
-from fedrecsk.updates import SingleUploads, SparseRows, Update, as_integers, client_generator
+from fedrecsk.data.interactions import Interactions
+from fedrecsk.updates import (
+    ClientUpdates,
+    FieldSpec,
+    SingleUploads,
+    SparseRows,
+    Update,
+    as_integers,
+    client_generator,
+)
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from fedrecsk.data.interactions import Interactions
     from fedrecsk.protocol.keys import Key
-    from fedrecsk.updates import ClientUpdates, FieldSpec
 
 
-# The type of the parameter `strength`.
+# Factors, and those above 0, such as the parameter `strength`.
+Factor = Annotated[float, Interval(Real, 0, LARGEST, closed="both")]
 Strength = Annotated[float, Interval(Real, 0, LARGEST, closed="right")]
 
 
@@ -257,7 +264,12 @@ class Adversary(PlainParameters, ABC):
                 "generator), or use an adversary of fedrecsk.attacks."
             )
         controlled = self._select_clients(data.client_ids, key)
-        return ActiveAttack(self, controlled, self._poison(data, controlled, rates, key))
+        memory = self._remember(data, controlled, rates, key)
+        return ActiveAttack(self, controlled, self._poison(data, controlled, rates, key), memory)
+
+    def _remember(self, data, controlled, rates, key):
+        """Return what the attack knows before the first round, by name; it becomes `memory`."""
+        return {}
 
     def _select_clients(self, client_ids, key):
         n_clients = len(client_ids)

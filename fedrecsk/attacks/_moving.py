@@ -9,16 +9,14 @@ learned nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from fedrecsk.attacks._base import View
 
-    from fedrecsk.attacks._base import View
-
-    Moving = Callable[[Any, View, np.ndarray, np.ndarray], dict[str, np.ndarray]]
+Moving = Callable[[Any, View, np.ndarray, np.ndarray], dict[str, np.ndarray]]
 
 # ------------------------------------------------------------- LocALS, LocSGD, GlobSGD, FCF
 

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from numbers import Real
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import expit
 
 from fedrecsk._utils.constraints import Above0To1, ArrayLike, AtLeast0, AtLeast1
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.attacks._base import (
     Adversary,
+    Factor,
     Strength,
+    View,
     random_items,
     send_rows_of,
     with_numbers,
     with_rows,
 )
 from fedrecsk.attacks._moving import moving_of
-from fedrecsk.data._checks import LARGEST
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from fedrecsk.attacks._base import View
 
 # Length of the lists that an item is to be on, where it is not a parameter.
 N_BEST = 10
@@ -301,26 +296,20 @@ class PipAttack(TargetedAdversary):
 
     popular: ArrayLike | None = None
     n_popular: AtLeast1 = 10
-    boost: Annotated[float, Interval(Real, 0, LARGEST, closed="both")] = 1.0
-    distance: Annotated[float, Interval(Real, 0, LARGEST, closed="right")] | None = None
+    boost: Factor = 1.0
+    distance: Strength | None = None
 
-    def enter(self, data, rates, key):
-        popular = self._popular_codes(data)
-        attack = super().enter(data, rates, key)
-        attack.memory["popular"] = popular
-        return attack
-
-    def _popular_codes(self, data):
+    def _remember(self, data, controlled, rates, key):
         ids = data.item_ids.values
         if self.popular is None:
             ranked = np.argsort(-np.bincount(data.items, minlength=len(ids)), kind="stable")
-            return ranked[ranked != self._target_code(ids)][: self.n_popular]
+            return {"popular": ranked[ranked != self._target_code(ids)][: self.n_popular]}
         codes = [self._code(one, "popular=...", ids) for one in np.ravel(self.popular).tolist()]
         if not codes:
             raise ValueError(
                 f"{type(self).__name__}(popular=[]) names no item; name one, or set popular=None."
             )
-        return np.array(codes)
+        return {"popular": np.array(codes)}
 
     def _moves(self, view):
         target, vectors = self._target(view), view.item_vectors
@@ -468,16 +457,14 @@ class FedRecAttack(TargetedAdversary):
     public_fraction: Above0To1 = 0.05
     n_best: AtLeast1 = 10
 
-    def enter(self, data, rates, key):
-        attack = super().enter(data, rates, key)
-        honest = np.flatnonzero(~attack.controlled[data.clients])
+    def _remember(self, data, controlled, rates, key):
+        honest = np.flatnonzero(~controlled[data.clients])
         draws = key.at(-1).hashed("public rows", honest)
         n_public = max(1, round(self.public_fraction * len(honest)))
         is_public = np.zeros(len(data.items), dtype=bool)
         is_public[honest[np.argsort(draws, kind="stable")[:n_public]]] = True
         public = data.take(is_public)
-        attack.memory["public"] = find_likes(public, np.unique(public.users), rates)
-        return attack
+        return {"public": find_likes(public, np.unique(public.users), rates)}
 
     def _moves(self, view):
         public = view.memory["public"]
@@ -526,10 +513,8 @@ class AHum(TargetedAdversary):
     n_users: AtLeast1 = 100
     n_steps: AtLeast0 = 10
 
-    def enter(self, data, rates, key):
-        attack = super().enter(data, rates, key)
-        attack.memory["seed"] = int(key.at(-1).hashed("random users", np.zeros(1, int))[0])
-        return attack
+    def _remember(self, data, controlled, rates, key):
+        return {"seed": int(key.at(-1).hashed("random users", np.zeros(1, int))[0])}
 
     def _moves(self, view):
         # Random users, distributed like the adversary's own.

@@ -6,16 +6,15 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
-from numbers import Real
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 from scipy.stats import norm
 
 from fedrecsk._utils import memory
-from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.attacks._base import (
     Adversary,
+    Factor,
     Strength,
     draw,
     random_items,
@@ -23,7 +22,6 @@ from fedrecsk.attacks._base import (
     with_numbers,
     with_rows,
 )
-from fedrecsk.data._checks import LARGEST
 
 
 class _FieldByField(Adversary):
@@ -166,7 +164,7 @@ class ALIE(_FieldByField):
     ALIE(fraction=0.2, z=1.5)
     """
 
-    z: Annotated[float, Interval(Real, 0, LARGEST, closed="both")] | None = None
+    z: Factor | None = None
 
     def _plan_field(self, view, name):
         z = largest_z(view.n_senders, view.n_own) if self.z is None else self.z
@@ -217,8 +215,8 @@ class Fang(_FieldByField):
     Fang(fraction=0.2)
     """
 
-    nearest: Annotated[float, Interval(Real, 0, LARGEST, closed="both")] = 3.0
-    farthest: Annotated[float, Interval(Real, 0, LARGEST, closed="both")] = 4.0
+    nearest: Factor = 3.0
+    farthest: Factor = 4.0
 
     def enter(self, data, rates, key):
         if self.nearest > self.farthest:

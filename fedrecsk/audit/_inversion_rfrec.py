@@ -15,6 +15,7 @@ from scipy.special import expit
 from scipy.stats import norm
 
 from fedrecsk.audit._server_view import Reconstruction, direction_of
+from fedrecsk.federated._optimizers import adam
 
 # Number of uploads to fit; later ones are replayed only, as an exact fit gains nothing from them.
 FITTED = 2
@@ -195,18 +196,13 @@ class Descent:
 
     def __init__(self, algorithm, now):
         self.algorithm, self.now = algorithm, np.array(now, dtype=np.float64)
-        self.mean, self.square, self.n_steps = 0.0, 0.0, 0
+        self.moments, self.n_steps = (0.0, 0.0), 0
 
     def step(self, gradient, rate):
-        algorithm = self.algorithm
-        if algorithm.optimizer == "gd":
-            self.now = self.now - rate * gradient
-            return
-        self.n_steps += 1
-        self.mean = algorithm.BETA_1 * self.mean + (1 - algorithm.BETA_1) * gradient
-        self.square = algorithm.BETA_2 * self.square + (1 - algorithm.BETA_2) * gradient**2
-        size = np.sqrt(self.square / (1 - algorithm.BETA_2**self.n_steps)) + algorithm.EPSILON
-        self.now = self.now - rate / (1 - algorithm.BETA_1**self.n_steps) * self.mean / size
+        if self.algorithm.optimizer == "adam":
+            self.n_steps += 1
+            gradient, self.moments = adam(self.algorithm, self.moments, self.n_steps, gradient)
+        self.now = self.now - rate * gradient
 
 
 # ---------------------------------------------------------------------------------- the fit

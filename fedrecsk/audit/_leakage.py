@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
 
 from fedrecsk._utils import html
-from fedrecsk._utils.parameters import checked, suggest
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions
+from fedrecsk._utils.constraints import AtLeast1
+from fedrecsk._utils.parameters import checked, limits_of, suggest
 from fedrecsk.audit._inversion_rfrec import rfrec
 from fedrecsk.audit._inversions import (
     explicit_fcf,
@@ -37,6 +39,7 @@ from fedrecsk.audit._server_view import (
     by_pairs,
 )
 from fedrecsk.audit._silos import (
+    Silo,
     auc_of_membership,
     gram_silo,
     locals_silo,
@@ -46,15 +49,6 @@ from fedrecsk.audit._silos import (
     similarities,
 )
 from fedrecsk.simulation.run import watch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from numpy.typing import ArrayLike
-    from sklearn.base import BaseEstimator
-
-    from fedrecsk.audit._silos import Silo
 
 # Largest relative error of a recovered vector, and least cosine of a recovered direction.
 CLOSE, ALIGNED = 1e-2, 0.99
@@ -177,9 +171,9 @@ def measure_leak(
     y: ArrayLike | None = None,
     *,
     clients: ArrayLike | None = None,
-    n_rounds: int = 1,
-    max_clients: int | None = None,
-    cohort: int | Literal["all"] | None = None,
+    n_rounds: AtLeast1 = 1,
+    max_clients: AtLeast1 | None = None,
+    cohort: AtLeast1 | Literal["all"] | None = None,
     differences: Literal["same round", "next round"] | None = None,
 ) -> LeakReport:
     """Measure what a server that knows the method can infer from uploads, or from their sums.
@@ -363,15 +357,9 @@ def measure_leak(
 
 
 def _check_numbers(n_rounds, max_clients, cohort, differences):
-    whole = Interval(Integral, 1, None, closed="left")
-    constraints = {
-        "n_rounds": [whole],
-        "max_clients": [whole, None],
-        "cohort": [whole, StrOptions({"all"}), None],
-        "differences": [StrOptions({"same round", "next round"}), None],
-    }
-    values = n_rounds, max_clients, cohort, differences
-    checked("measure_leak", constraints, **dict(zip(constraints, values, strict=True)))
+    values = {"n_rounds": n_rounds, "max_clients": max_clients}
+    values |= {"cohort": cohort, "differences": differences}
+    checked("measure_leak", limits_of(measure_leak), **values)
     if differences == "next round" and n_rounds < 2:
         raise ValueError(
             'differences="next round" subtracts the sums of two rounds, but n_rounds=1; set '

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.stats import beta
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
 from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.utils import check_random_state
 
@@ -18,10 +19,6 @@ from fedrecsk.audit._leakage import check_is_instance, check_same_data
 from fedrecsk.data._checks import estimates_y
 from fedrecsk.privacy.local_dp import norms
 from fedrecsk.simulation.run import watch
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-    from sklearn.base import BaseEstimator
 
 # Fewest models: with three others, both kinds are among them.
 FEWEST = 4
@@ -376,7 +373,9 @@ class PrivacyAudit:
         Share of the canaries in the sums that are taken for such, less the same share of the
         others, on the canaries that the threshold was not chosen by.
     longest_upload : float
-        Norm of the longest upload, divided by the clip; it must not be above 1.
+        Norm of the longest upload, divided by the clip; it must not be above 1. With
+        ``unit="user"`` that of a client is divided by the number of its users, too, which does not
+        show that each of them is clipped.
     """
 
     method: str
@@ -412,6 +411,7 @@ def audit_privacy(
     X: ArrayLike,
     y: ArrayLike | None = None,
     *,
+    clients: ArrayLike | None = None,
     n_canaries: int = 2000,
     confidence: float = 0.95,
     random_state: int | np.random.RandomState | None = None,
@@ -430,8 +430,8 @@ def audit_privacy(
     ----------
     estimator : federated estimator with `central_dp`
         It is cloned, not changed.
-    X, y
-        As in `fit`.
+    X, y, clients
+        As in `fit`. With ``CentralDP(unit="user")`` a canary is one more user of a client.
     n_canaries : int, default=2000
         Number of canaries in the sums, and as many outside. No audit with n canaries
         can prove more than an epsilon of about ``log(n / 20)``.
@@ -484,7 +484,7 @@ def audit_privacy(
             "least, and the confidence must be between 0 and 1."
         )
     model._validate_params()
-    data = model._prepared(X, y)
+    data = model._prepared(X, y, clients)
     size = sum(np.prod(spec.shape) for spec in model._algorithm().fields(data.n_items).values())
     if size < FEWEST_NUMBERS:
         raise ValueError(
@@ -504,7 +504,8 @@ def audit_privacy(
 def _noise_of(model, data):
     """Return the noise on each round's sum in units of the clip, and the longest upload."""
     noises, longest, server = [], 0.0, None
-    for server, _, seen in watch(model, data, model._plan().rounds(data.n_clients)):
+    plan = model._plan()
+    for server, _, seen in watch(model, data, plan.rounds(plan.units(data))):
         if seen.upload is None:
             continue
         assert seen.message is not None
@@ -521,7 +522,10 @@ def _noise_of(model, data):
             for name in specs
         ]
         noises.append(np.concatenate([np.ravel(part) for part in parts]) / clip)
-        lengths = [norms(tile.fields, weights).max(initial=0) for tile in tiles]
+        n_users = np.diff(data.client_indptr) if server.plan.by_user else np.ones(data.n_clients)
+        lengths = [
+            (norms(tile.fields, weights) / n_users[tile.clients]).max(initial=0) for tile in tiles
+        ]
         longest = max(longest, float(max(lengths, default=0)) / clip)
     assert server is not None
     assert server.releases is not None
@@ -586,8 +590,8 @@ def _proved(inside, outside, threshold, delta, level):
     found, alarms = int((inside > threshold).sum()), int((outside > threshold).sum())
     n, m = len(inside), len(outside)
     # Two ways to look at the threshold, each with two rates, share the level.
-    least_found = _at_least(found, n, level / 4)
-    most_alarms = _at_least(m - alarms, m, level / 4)
+    least_found = at_least(found, n, level / 4)
+    most_alarms = at_least(m - alarms, m, level / 4)
     bounds = [0.0]
     for right, wrong in ((least_found, 1 - most_alarms), (most_alarms, 1 - least_found)):
         if right > delta and wrong > 0:
@@ -595,6 +599,6 @@ def _proved(inside, outside, threshold, delta, level):
     return max(bounds)
 
 
-def _at_least(k, n, level):
+def at_least(k, n, level):
     """Return Clopper and Pearson's lower confidence limit of a probability, from k of n."""
     return 0.0 if k == 0 else float(beta.ppf(level, k, n - k + 1))

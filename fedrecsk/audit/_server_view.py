@@ -6,20 +6,16 @@ uploads share, and how the sum of a few clients' uploads is separated into the c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
 
+from fedrecsk.protocol.keys import Key
+from fedrecsk.protocol.messages import Message
 from fedrecsk.updates import Update, add_sums
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from fedrecsk.protocol.keys import Key
-    from fedrecsk.protocol.messages import Message
 
 # Separation: least number of rows along a line, largest number of lines in a row if there are more
 # lines than columns, and rounds of reweighting in a fit to most of the rows.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils import check_random_state
 
@@ -19,9 +20,6 @@ from fedrecsk.centralized._sgd import Rows
 from fedrecsk.data._checks import hint, scale_of
 from fedrecsk.models._codes import BinaryCodes, pack_codes, random_codes, unpack_codes
 from fedrecsk.protocol.keys import Key
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 dcf_kernels: LazyModule = LazyModule("fedrecsk.centralized._dcf_kernels")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrecsk._utils.constraints import Finite, NotNegative
 from fedrecsk._utils.docs import documented
@@ -13,9 +13,6 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.centralized import _sgd
 from fedrecsk.centralized._sgd import GradientDescent, item_vectors, ridge_by_user, vectors
 from fedrecsk.models import Factors, clipped
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 sgd_kernels: LazyModule = LazyModule("fedrecsk.centralized._sgd_kernels")
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedrecsk._utils import private_files
-from fedrecsk._utils.parameters import checked
-from fedrecsk._utils.sklearn_compat import Interval
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from fedrecsk._utils.constraints import AtLeast1
+from fedrecsk._utils.parameters import checked, limits_of
 
 _CURRENT: ContextVar[tuple[Path, int] | None] = ContextVar("checkpoints", default=None)
 
 
 @contextmanager
-def checkpoints(folder: str | os.PathLike, every: int = 1) -> Iterator[None]:
+def checkpoints(folder: str | os.PathLike, every: AtLeast1 = 1) -> Iterator[None]:
     """Save fits to Dask DataFrames, and continue one that was interrupted.
 
     If an error, Ctrl-C, or the end of the scheduler or of the machine ends a fit inside ``with``,
@@ -56,8 +53,7 @@ def checkpoints(folder: str | os.PathLike, every: int = 1) -> Iterator[None]:
     >>> with checkpoints("fit_of_today"):  # doctest: +SKIP
     ...     model.fit(frame[["user", "item"]], frame["rating"])
     """
-    whole = [Interval(Integral, 1, None, closed="left")]
-    (every,) = checked("checkpoints", {"every": whole}, every=every)
+    (every,) = checked("checkpoints", limits_of(checkpoints), every=every)
     token = _CURRENT.set((Path(folder), every))
     try:
         yield

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -13,9 +15,6 @@ from scipy import sparse
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.given import is_dask as is_frame
 from fedrecsk.data.ids import Ids, id_array
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Y, CLIENTS, WEIGHT, PART, INDEX = "_y", "_clients", "_sample_weight", "_part", "_index"
 ROLES = {"y": Y, "clients": CLIENTS, "sample_weight": WEIGHT}
@@ -88,14 +87,14 @@ def apart(frame: Any) -> tuple[Any, dict[str, Any]]:
     return frame.drop(columns=list(given.values())), others
 
 
+@dataclass(eq=False)
 class Parts:
     """The models (Futures) of a fit's partitions, and in which of them each of its `users` is."""
 
-    def __init__(self, client: Any, models: list, users: Ids, parts: np.ndarray) -> None:
-        self.client = client
-        self.models = models
-        self.users = users
-        self.parts = parts
+    client: Any
+    models: list
+    users: Ids
+    parts: np.ndarray
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -7,12 +7,6 @@ To write your own compressor, implement one method, `_compress`, for one array. 
 compressors work on the updates of all clients of a block at once.
 """
 
-from fedrecsk.compression._compressors import (
-    Compressed,
-    Compressor,
-    LowRank,
-    Quantization,
-    TopK,
-)
+from fedrecsk.compression._compressors import Compressed, Compressor, LowRank, Quantization, TopK
 
 __all__ = ["Compressed", "Compressor", "LowRank", "Quantization", "TopK"]

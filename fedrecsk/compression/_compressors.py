@@ -5,18 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from fedrecsk._utils.constraints import Above0To1, AtLeast1
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.updates import INDEX_BYTES, SparseRows, Update
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
 
 # Bytes of a scale in a message: float32.
 _SCALE_BYTES = 4
@@ -174,8 +172,12 @@ def untouched(values):
     return Compressed(values, values.size, values.size)
 
 
+@dataclass(eq=False, repr=False)
 class BlockCompressor(Compressor):
     """A compressor of the clients of a block at once, whose messages have lengths by shape."""
+
+    _: KW_ONLY
+    direction: Literal["both", "up", "down"] = "both"
 
     # Whether decompression gives exactly what `compress` returns.
     _is_exact: ClassVar[bool] = True
@@ -285,8 +287,6 @@ class TopK(BlockCompressor):
     """
 
     ratio: Above0To1 = 1 / 16
-    _: KW_ONLY
-    direction: Literal["both", "up", "down"] = "both"
 
     def _validate_params(self):
         super()._validate_params()
@@ -378,8 +378,6 @@ class LowRank(BlockCompressor):
     """
 
     rank: AtLeast1 = 4
-    _: KW_ONLY
-    direction: Literal["both", "up", "down"] = "both"
 
     # Factors are rounded before they are multiplied.
     _is_exact: ClassVar[bool] = False
@@ -463,8 +461,6 @@ class Quantization(BlockCompressor):
     """
 
     dtype: Literal["float16", "int8"] = "int8"
-    _: KW_ONLY
-    direction: Literal["both", "up", "down"] = "both"
 
     @property
     def _largest_number(self):
@@ -503,9 +499,8 @@ class Quantization(BlockCompressor):
 
     def _lengths(self, n_rows, width):
         itemsize, n_scales = (2, 0) if self.dtype == "float16" else (1, 1)
-        size = n_rows * width
-        counts = {"n_coordinates": size, "n_payload": size, "n_scales": n_scales}
-        return {**counts, "itemsize": itemsize}
+        counts = dict.fromkeys(("n_coordinates", "n_payload"), n_rows * width)
+        return counts | {"n_scales": n_scales, "itemsize": itemsize}
 
     def _encoded(self, received, step):
         if self.dtype == "float16":

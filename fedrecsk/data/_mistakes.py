@@ -6,14 +6,12 @@ The tests are strict enough not to warn about correct tables.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedrecsk._utils.user_warnings import warn
-
-if TYPE_CHECKING:
-    from fedrecsk.data.ids import Ids
+from fedrecsk.data.ids import Ids
 
 # In order of preference, as `plain_name` gives them.
 USUAL_NAMES = {

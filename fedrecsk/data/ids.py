@@ -31,10 +31,8 @@ def id_array(ids: ArrayLike, name: str, column: Any = None) -> NDArray[Any]:
     ids = np.atleast_1d(np.asarray(ids))
     if ids.ndim != 1:
         raise ValueError(f"{name} should be one-dimensional, got an array of shape {ids.shape}.")
-    if ids.dtype.kind in "mM":
+    if ids.dtype.kind in "mMb":
         raise TypeError(_not_ids(name, ids.dtype.name))
-    if ids.dtype.kind == "b":
-        raise TypeError(_not_ids(name, "bool"))
     if ids.dtype.kind not in "iufU":
         ids = _from_objects(ids, name, column)
     if ids.dtype.kind == "f":

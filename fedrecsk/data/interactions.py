@@ -249,13 +249,11 @@ def encode(
     if clients is not None:
         client_values, client_of_user = clients[0], _one_client_each(*users, *clients)
 
-    values, weights = None if y is None else np.asarray(y), sample_weight
+    columns = [None if y is None else np.asarray(y), sample_weight, times]
     present = item_codes >= 0
     if not present.all():
         user_codes, item_codes = user_codes[present], item_codes[present]
-        values = None if values is None else values[present]
-        weights = None if weights is None else weights[present]
-        times = None if times is None else times[present]
+        columns = [None if one is None else one[present] for one in columns]
 
     # Users without any row left are dropped, and so are their clients.
     kept_users = np.flatnonzero(np.bincount(user_codes, minlength=len(user_values)))
@@ -265,7 +263,7 @@ def encode(
     kept_clients, users_per_client = np.unique(client_of_user[order], return_counts=True)
 
     indptr, items, values, weights, times = _merge(
-        rank[user_codes], item_codes, values, weights, times, (len(order), len(item_ids))
+        rank[user_codes], item_codes, *columns, (len(order), len(item_ids))
     )
     return Interactions(
         user_ids=Ids(user_values[order], "user ids"),

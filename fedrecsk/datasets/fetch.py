@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import time
 import zipfile
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pooch
 from sklearn.utils import Bunch
 
+from fedrecsk._utils.constraints import AtLeast0, NotNegative, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import Interval, StrOptions, validate_params
+from fedrecsk._utils.parameters import check_arguments
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk._version import __version__
 from fedrecsk.datasets._movielens_features import read_features
@@ -24,34 +24,22 @@ from fedrecsk.datasets.readers import TextFile, make_bunch, make_X, make_y, read
 _LONGEST_WAIT = 60.0
 # Answers that may change: time-out, too many requests, and errors of the server.
 _WORTH_A_RETRY = {408, 425, 429, 500, 502, 503, 504}
-_HOME = {"data_home": [str, os.PathLike, None]}
-_CONSTRAINTS = {
-    **_HOME,
-    "download_if_missing": ["boolean"],
-    "as_frame": ["boolean"],
-    "return_X_y": ["boolean"],
-    "n_retries": [Interval(Integral, 0, None, closed="left")],
-    "delay": [Interval(Real, 0, None, closed="left")],
-    "timeout": [Interval(Real, 0, None, closed="neither")],
-}
-
-
-VARIANTS = ("100k", "1m", "10m", "20m", "25m", "32m", "latest-small")
+Home = str | os.PathLike[str] | None
 
 
 @documented
-@validate_params({"variant": [StrOptions(set(VARIANTS))], "features": ["boolean"], **_CONSTRAINTS})
+@check_arguments
 def fetch_movielens(
-    variant: str = "100k",
+    variant: Literal["100k", "1m", "10m", "20m", "25m", "32m", "latest-small"] = "100k",
     *,
     features: bool = False,
-    data_home: str | os.PathLike[str] | None = None,
+    data_home: Home = None,
     download_if_missing: bool = True,
     as_frame: bool = False,
     return_X_y: bool = False,
-    n_retries: int = 3,
-    delay: float = 1.0,
-    timeout: float = 30.0,
+    n_retries: AtLeast0 = 3,
+    delay: NotNegative = 1.0,
+    timeout: Positive = 30.0,
 ) -> Bunch | tuple[Any, Any]:
     """Load a MovieLens data set, downloading it if there is no copy yet.
 
@@ -148,17 +136,17 @@ def fetch_movielens(
 
 
 @documented
-@validate_params({"variant": [StrOptions({"big", "small"})], **_CONSTRAINTS})
+@check_arguments
 def fetch_kuairec(
-    variant: str = "big",
+    variant: Literal["big", "small"] = "big",
     *,
-    data_home: str | os.PathLike[str] | None = None,
+    data_home: Home = None,
     download_if_missing: bool = True,
     as_frame: bool = False,
     return_X_y: bool = False,
-    n_retries: int = 3,
-    delay: float = 1.0,
-    timeout: float = 30.0,
+    n_retries: AtLeast0 = 3,
+    delay: NotNegative = 1.0,
+    timeout: Positive = 30.0,
 ) -> Bunch | tuple[Any, Any]:
     """Load KuaiRec 2.0, downloading it if there is no copy yet.
 
@@ -222,16 +210,16 @@ def fetch_kuairec(
 
 
 @documented
-@validate_params(_CONSTRAINTS)
+@check_arguments
 def fetch_filmtrust(
     *,
-    data_home: str | os.PathLike[str] | None = None,
+    data_home: Home = None,
     download_if_missing: bool = True,
     as_frame: bool = False,
     return_X_y: bool = False,
-    n_retries: int = 3,
-    delay: float = 1.0,
-    timeout: float = 30.0,
+    n_retries: AtLeast0 = 3,
+    delay: NotNegative = 1.0,
+    timeout: Positive = 30.0,
 ) -> Bunch | tuple[Any, Any]:
     """Load FilmTrust, downloading it if there is no copy yet.
 
@@ -274,16 +262,16 @@ def fetch_filmtrust(
 
 
 @documented
-@validate_params(_CONSTRAINTS)
+@check_arguments
 def fetch_lastfm(
     *,
-    data_home: str | os.PathLike[str] | None = None,
+    data_home: Home = None,
     download_if_missing: bool = True,
     as_frame: bool = False,
     return_X_y: bool = False,
-    n_retries: int = 3,
-    delay: float = 1.0,
-    timeout: float = 30.0,
+    n_retries: AtLeast0 = 3,
+    delay: NotNegative = 1.0,
+    timeout: Positive = 30.0,
 ) -> Bunch | tuple[Any, Any]:
     """Load Last.fm 2K (HetRec 2011), downloading it if there is no copy yet.
 
@@ -327,21 +315,18 @@ def fetch_lastfm(
     return _fetch("lastfm", data_home, download, as_frame, return_X_y)
 
 
-AMAZON = ("beauty", "sports", "toys")
-
-
 @documented
-@validate_params({"variant": [StrOptions(set(AMAZON))], **_CONSTRAINTS})
+@check_arguments
 def fetch_amazon(
-    variant: str = "beauty",
+    variant: Literal["beauty", "sports", "toys"] = "beauty",
     *,
-    data_home: str | os.PathLike[str] | None = None,
+    data_home: Home = None,
     download_if_missing: bool = True,
     as_frame: bool = False,
     return_X_y: bool = False,
-    n_retries: int = 3,
-    delay: float = 1.0,
-    timeout: float = 30.0,
+    n_retries: AtLeast0 = 3,
+    delay: NotNegative = 1.0,
+    timeout: Positive = 30.0,
 ) -> Bunch | tuple[Any, Any]:
     """Load a 5-core Amazon data set in order of time, downloading it if there is no copy yet.
 
@@ -388,8 +373,8 @@ def fetch_amazon(
     return _fetch(f"amazon-{variant}", data_home, download, as_frame, return_X_y)
 
 
-@validate_params(_HOME)
-def get_data_home(data_home: str | os.PathLike[str] | None = None) -> str:
+@check_arguments
+def get_data_home(data_home: Home = None) -> str:
     """Return the path of the data folder, and create it if it is not there.
 
     Parameters
@@ -428,8 +413,8 @@ def get_data_home(data_home: str | os.PathLike[str] | None = None) -> str:
     return str(home)
 
 
-@validate_params(_HOME)
-def clear_data_home(data_home: str | os.PathLike[str] | None = None) -> None:
+@check_arguments
+def clear_data_home(data_home: Home = None) -> None:
     """Delete the archives that fedrecsk has downloaded.
 
     Unlike scikit-learn's function of this name, it deletes only those
@@ -463,7 +448,7 @@ def clear_data_home(data_home: str | os.PathLike[str] | None = None) -> None:
         path.rmdir()
 
 
-def _resolved(data_home: str | os.PathLike[str] | None) -> Path:
+def _resolved(data_home: Home) -> Path:
     """Return the data folder without creating it: it may be read-only or not needed."""
     # An empty variable counts as unset: Path("") would be the working directory.
     home = Path(data_home or os.environ.get("FEDRECSK_DATA") or "~/fedrecsk_data").expanduser()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from numbers import Integral, Real
-from typing import Any
+from numbers import Integral
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 from scipy.special import gammaincinv
 from sklearn.utils import check_random_state
 
-from fedrecsk._utils.sklearn_compat import Interval, validate_params
+from fedrecsk._utils.constraints import AtLeast0, AtLeast1, NotNegative, Seed
+from fedrecsk._utils.parameters import check_arguments
 from fedrecsk.datasets.readers import make_X, make_y
 
 # Shares of MovieLens-100k's ratings up to each of its five stars.
@@ -49,42 +50,20 @@ _DRAWN_BLOCK = 1 << 20  # pairs in a block then: few enough to stay in the proce
 _GROUP = 32  # items that are first drawn as one
 
 
-_COUNT = [Interval(Integral, 1, None, closed="left")]
-_STRENGTH = [Interval(Real, 0, None, closed="left")]
-_SHARED = {
-    "n_users": _COUNT,
-    "n_items": _COUNT,
-    "n_factors": [Interval(Integral, 0, None, closed="left")],
-    "popularity": _STRENGTH,
-    "item_features": [Interval(Integral, 0, None, closed="left")],
-    "timestamps": ["boolean"],
-    "random_state": ["random_state"],
-    "as_frame": ["boolean"],
-}
-
-
-@validate_params(
-    _SHARED
-    | {
-        "n_ratings": _COUNT,
-        "noise": _STRENGTH,
-        "min_ratings_per_user": [*_COUNT, None],
-        "rating_scale": [tuple, list],
-    }
-)
+@check_arguments
 def make_ratings(
-    n_users: int = 943,
-    n_items: int = 1682,
-    n_ratings: int = 100_000,
+    n_users: AtLeast1 = 943,
+    n_items: AtLeast1 = 1682,
+    n_ratings: AtLeast1 = 100_000,
     *,
-    n_factors: int = 10,
-    noise: float = 0.81,
-    popularity: float = 4.7,
-    min_ratings_per_user: int | None = None,
-    rating_scale: tuple[int, int] = (1, 5),
-    item_features: int = 0,
+    n_factors: AtLeast0 = 10,
+    noise: NotNegative = 0.81,
+    popularity: NotNegative = 4.7,
+    min_ratings_per_user: AtLeast1 | None = None,
+    rating_scale: Annotated[tuple[int, int], tuple, list] = (1, 5),
+    item_features: AtLeast0 = 0,
     timestamps: bool = True,
-    random_state: int | np.random.RandomState | None = None,
+    random_state: Seed = None,
     as_frame: bool = False,
 ) -> tuple[Any, ...]:
     """Generate ratings that resemble MovieLens-100k.
@@ -212,28 +191,20 @@ def make_ratings(
     return (X, y, _draw_features(rng, item_factors, item_features)) if item_features else (X, y)
 
 
-@validate_params(
-    _SHARED
-    | {
-        "n_interactions": _COUNT,
-        "taste": _STRENGTH,
-        "drift": _STRENGTH,
-        "min_interactions_per_user": [*_COUNT, None],
-    }
-)
+@check_arguments
 def make_interactions(
-    n_users: int = 943,
-    n_items: int = 1682,
-    n_interactions: int = 100_000,
+    n_users: AtLeast1 = 943,
+    n_items: AtLeast1 = 1682,
+    n_interactions: AtLeast1 = 100_000,
     *,
-    n_factors: int = 10,
-    taste: float = 1.55,
-    popularity: float = 5.2,
-    drift: float = 0.0,
-    min_interactions_per_user: int | None = None,
-    item_features: int = 0,
+    n_factors: AtLeast0 = 10,
+    taste: NotNegative = 1.55,
+    popularity: NotNegative = 5.2,
+    drift: NotNegative = 0.0,
+    min_interactions_per_user: AtLeast1 | None = None,
+    item_features: AtLeast0 = 0,
     timestamps: bool = True,
-    random_state: int | np.random.RandomState | None = None,
+    random_state: Seed = None,
     as_frame: bool = False,
 ) -> Any:
     """Generate implicit feedback that resembles MovieLens-100k without its stars.

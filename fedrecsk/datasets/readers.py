@@ -19,14 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from sklearn.utils import Bunch
 
 from fedrecsk._utils.docs import documented
-from fedrecsk._utils.sklearn_compat import StrOptions, validate_params
+from fedrecsk._utils.parameters import check_arguments
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._mistakes import DATE, ROLES, USUAL_NAMES, plain_name, role_of
 
@@ -60,25 +60,13 @@ _ORDINARY_MARKS = "quoted=False if quotation marks are ordinary characters here"
 
 
 @documented
-@validate_params(
-    {
-        "path": [str, os.PathLike],
-        "sep": [str, None],
-        "columns": [Mapping, None],
-        "header": [StrOptions({"infer"}), "boolean"],
-        "encoding": [str],
-        "comment": [str, None],
-        "quoted": ["boolean"],
-        "as_frame": ["boolean"],
-        "return_X_y": ["boolean"],
-    }
-)
+@check_arguments
 def load_ratings(
     path: str | os.PathLike[str],
     *,
     sep: str | None = None,
     columns: Mapping[str, str | int | None] | None = None,
-    header: bool | str = "infer",
+    header: Literal["infer"] | bool = "infer",
     encoding: str = "utf-8",
     comment: str | None = None,
     quoted: bool = True,

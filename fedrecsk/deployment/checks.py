@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
 
-from fedrecsk._utils.parameters import checked
+from fedrecsk._utils.constraints import AtLeast1
+from fedrecsk._utils.parameters import checked, limits_of
 from fedrecsk._version import __version__
 from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.deployment.device_server import DeviceServer
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS
 from fedrecsk.protocol import refusals
+from fedrecsk.protocol.evaluation import Scoring
+from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Registration
 from fedrecsk.selection import FederatedSearch
-from fedrecsk.selection._evaluate import KINDS, scoring_of
+from fedrecsk.selection._evaluate import scoring_of
 from fedrecsk.selection._search import method_of
 from fedrecsk.simulation.updating import goes_on
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from fedrecsk.protocol.evaluation import Scoring
-    from fedrecsk.protocol.keys import Key
 
 # Parameters of a machine or of the simulator, which need not agree.
 OWN = frozenset({"random_state", "n_jobs", "callbacks", "federation", "items"})
@@ -139,7 +136,9 @@ def check(estimator: FederatedRecommender | FederatedSearch) -> None:
 
 
 def evaluation_of(
-    estimator: FederatedRecommender, metrics: Sequence[str] | None, n_negatives: int | None = None
+    estimator: FederatedRecommender,
+    metrics: Sequence[str] | None,
+    n_negatives: AtLeast1 | None = None,
 ) -> Scoring | None:
     """Return what clients report of the final model; raise if it does not suit the estimator."""
     if metrics is None:
@@ -148,7 +147,7 @@ def evaluation_of(
                 "n_negatives needs evaluate=; name the metrics of the evaluation there."
             )
         return None
-    checked("server_app", {"n_negatives": KINDS["n_negatives"]}, n_negatives=n_negatives)
+    checked("server_app", limits_of(evaluation_of), n_negatives=n_negatives)
     refusals.check("deployed evaluation", estimator._plan())
     scale = getattr(estimator, "rating_scale", None)
     return scoring_of(
@@ -184,12 +183,12 @@ def digests(estimator: FederatedRecommender) -> dict[str, str]:
     }
 
 
-def terms_of_noise(estimator: FederatedRecommender, n_clients: int, key: Key) -> str:
+def terms_of_noise(estimator: FederatedRecommender, n_clients: int, n_users: int, key: Key) -> str:
     """Return all by which clients plan their shares of the noise; empty if they add none."""
     mechanism = estimator._setting().central_dp
     if mechanism is None or mechanism.noise != "clients":
         return ""
-    return f"{n_clients} {key.seed} {sorted(digests(estimator).items())}"
+    return f"{n_clients} {n_users} {key.seed} {sorted(digests(estimator).items())}"
 
 
 def _plain(value):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedrecsk.data._checks import LARGEST
-from fedrecsk.protocol.protection import TERMS, is_compressed, measured, protected
+from fedrecsk.protocol.protection import TERMS, as_sent, is_compressed, measured, protected
 from fedrecsk.updates import ClientUpdates, Counts, FieldSpec, SparseRows
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def packed(
     upload = ClientMessage(updates.phase, updates.round, int(updates.clients[0]))
     fields = updates.fields if updates.held is None else updates.held.sent(0).fields
     compressor, is_broken = _compressor(updates.phase, federation), not updates.accepted[0]
-    for name, spec in _as_sent(specs, federation).items():
+    for name, spec in as_sent(specs, federation).items():
         one, extra = fields.get(name), None
         if isinstance(one, SparseRows) and is_compressed(compressor, spec, one.columns):
             numbers, extra = _compressed(one, compressor, is_broken)
@@ -106,16 +106,6 @@ def packed(
     if _says_short(updates.phase, federation):
         upload.extras[TERMS] = np.array([updates.counts.short_excess > 0])
     return [upload]
-
-
-def _as_sent(specs, federation):
-    """Return the specs of what crosses: clipped integers are real numbers."""
-    if federation.central_dp is None:
-        return specs
-    return {
-        name: replace(spec, dtype=None, bits=False) if spec.is_integer else spec
-        for name, spec in specs.items()
-    }
 
 
 def _says_short(phase, federation):
@@ -233,7 +223,8 @@ def unpacked(
     """
     compressor = _compressor(upload.phase, federation)
     says_short = _says_short(upload.phase, federation)
-    fields = _fields(upload, _as_sent(specs, federation), int(n_held), held, federation)
+    specs = as_sent(specs, federation)
+    fields = _fields(upload, specs, int(n_held), held, federation)
     is_valid = fields is not None
     if fields is None:
         # As many bytes as of a sound upload.

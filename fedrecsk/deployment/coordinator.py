@@ -6,9 +6,11 @@ import copy
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import KW_ONLY, InitVar, dataclass
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.data._checks import LARGEST, hint
@@ -20,7 +22,8 @@ from fedrecsk.deployment.checks import (
     terms_of_noise,
 )
 from fedrecsk.deployment.client_message import ClientMessage, senders
-from fedrecsk.deployment.exchanges import Exchanges, NotEnough
+from fedrecsk.deployment.device_server import DeviceServer
+from fedrecsk.deployment.exchanges import Carrier, Exchanges, Members, NotEnough
 from fedrecsk.deployment.progress import CHECKPOINT, SUMS, Progress, interrupted, last_fit
 from fedrecsk.deployment.records import (
     MalformedMessage,
@@ -33,29 +36,19 @@ from fedrecsk.deployment.records import (
     upload_of,
 )
 from fedrecsk.deployment.server_model import model_for_newcomers
-from fedrecsk.deployment.store import MODEL, STATE
+from fedrecsk.deployment.store import MODEL, STATE, Store
+from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy import MaskingFailed
 from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS, MaskingServer
-from fedrecsk.protocol.keys import SETUP
+from fedrecsk.protocol.evaluation import Scoring
+from fedrecsk.protocol.keys import SETUP, Key
 from fedrecsk.protocol.loop import Loop
 from fedrecsk.protocol.messages import Dense, Message, PerClient, Rows
+from fedrecsk.protocol.participation import Participation
 from fedrecsk.protocol.secure_accounts import aligned_size, summed_updates, units_of
 from fedrecsk.selection._evaluate import report_of
 from fedrecsk.simulation.updating import SHARE
 from fedrecsk.updates import ClientUpdates
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from numpy.typing import NDArray
-
-    from fedrecsk.deployment.device_server import DeviceServer
-    from fedrecsk.deployment.exchanges import Carrier, Members
-    from fedrecsk.deployment.store import Store
-    from fedrecsk.federated.base import FederatedRecommender
-    from fedrecsk.protocol.evaluation import Scoring
-    from fedrecsk.protocol.keys import Key
-    from fedrecsk.protocol.participation import Participation
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 # What the protocol calls each kind of request.
@@ -74,6 +67,7 @@ REPORT = "evaluation.txt"
 Uploads = Sequence[ClientMessage | ClientUpdates]
 
 
+@dataclass(eq=False)
 class Coordinator(Loop[Uploads, None]):
     """Runs a fit over a carrier.
 
@@ -82,54 +76,40 @@ class Coordinator(Loop[Uploads, None]):
     Unless it `is_alone`, a search saves and logs in its place. All else is as in `server_app`.
     """
 
-    def __init__(
-        self,
-        estimator: FederatedRecommender,
-        carrier: Carrier,
-        store: Store,
-        progress: Progress,
-        *,
-        last: Progress | None = None,
-        n_clients: int,
-        quorum: float = 0.5,
-        patience: float = 60.0,
-        gathering: float = 600.0,
-        evaluation: Scoring | None = None,
-        n_enough: int | None = None,
-        is_alone: bool = True,
-    ) -> None:
-        compression = estimator._setting().compression
+    estimator: FederatedRecommender
+    carrier: InitVar[Carrier]
+    store: Store
+    progress: Progress
+    _: KW_ONLY
+    last: Progress | None = None
+    n_clients: int
+    quorum: float = 0.5
+    patience: InitVar[float] = 60.0
+    gathering: float = 600.0
+    evaluation: InitVar[Scoring | None] = None
+    n_enough: int | None = None
+    is_alone: bool = True
+
+    def __post_init__(self, carrier: Carrier, patience: float, evaluation: Scoring | None) -> None:
+        compression = self.estimator._setting().compression
         if compression is not None and compression.down:
             log.warning(
                 "Models are sent whole, so %s saves bytes of uploads only, but rounds the models "
                 'too; direction="up" leaves them as they are.',
                 compression,
             )
-        self.estimator = estimator
-        self.store = store
-        self.n_clients = n_clients
-        self._n_enough = n_enough
-        self.quorum = quorum
-        self.gathering = gathering
-        self._is_alone = is_alone
         # What clients have received last to measure it.
         self._measured = Message()
-        self._last = last
-        self.progress = progress
         # The server's half of the protocol, and the clients.
-        self.server: DeviceServer = progress.server
+        self.server: DeviceServer = self.progress.server
         self.server.evaluation = evaluation
-        self.members: Members = progress.members
+        self.members: Members = self.progress.members
         self.is_resumed: bool = len(self.members) > 0
         # Codes of the clients in the masked sums of this round, by their kind and number.
-        self.survivors: dict[tuple[str, int], list[int]] = store.load(self._sums) or {}
+        self.survivors: dict[tuple[str, int], list[int]] = self.store.load(self._sums) or {}
+        greeting, n_items = self.progress.greeting(), len(self.server.item_ids)
         self.exchanges: Exchanges = Exchanges(
-            carrier,
-            self.members,
-            progress.greeting(),
-            patience,
-            len(self.server.item_ids),
-            progress.traffic,
+            carrier, self.members, greeting, patience, n_items, self.progress.traffic
         )
 
     @classmethod
@@ -171,7 +151,7 @@ class Coordinator(Loop[Uploads, None]):
 
     def _save(self):
         """Write a checkpoint."""
-        if self._is_alone:
+        if self.is_alone:
             self.store.save(CHECKPOINT, self.progress)
 
     # ------------------------------------------------------------------------ the loop
@@ -204,7 +184,7 @@ class Coordinator(Loop[Uploads, None]):
     def forget(self) -> None:
         """Remove what only a restarted server needs."""
         self.store.remove(self._sums)
-        if self._is_alone:
+        if self.is_alone:
             self.store.remove(CHECKPOINT)
 
     def gather_again(self) -> None:
@@ -222,16 +202,16 @@ class Coordinator(Loop[Uploads, None]):
     def _begin(self):
         """Take the set-up, and go on from the last fit."""
         self.set_up()
-        if self._last is not None:
-            self._go_on(self._last.server)
+        if self.last is not None:
+            self._go_on(self.last.server)
         self._save()
 
     def set_up(self) -> None:
         """Register clients, and take the set-up with all of them."""
-        if self._n_enough is None:
+        if self.n_enough is None:
             self.exchanges.gather(self.n_clients, self.gathering)
         else:
-            self._gather(self.n_clients, self._n_enough)
+            self._gather(self.n_clients, self.n_enough)
         registered, server = list(self.members), self.server
         server.sends_whole = True
         places = server.register([one.registration for one in registered])
@@ -362,11 +342,11 @@ class Coordinator(Loop[Uploads, None]):
         traffic = self.progress.traffic[-1]
         server.ledger.count(dropped=len(asked) - traffic["answers"], rejected=n_malformed)
         self._warn_of_lost_round(number, n_undecided)
-        if not self._is_alone:
+        if not self.is_alone:
             return
         log.info(
             "Round %d of %d: %d uploads of %d clients, %.2f s",
-            *(number + 1, server.plan.rounds(server.n_clients)),
+            *(number + 1, server.plan.rounds(server.plan.units(server))),
             *(len(_senders_of(uploads)), len(asked), traffic["seconds"]),
         )
 
@@ -483,7 +463,7 @@ class Coordinator(Loop[Uploads, None]):
         """
         server, step = self.server, (PHASES[kind], number)
         key = server.key.at(SETUP if kind == "setup" else number)
-        terms = terms_of_noise(self.estimator, server.n_clients, server.key)
+        terms = terms_of_noise(self.estimator, server.n_clients, server.n_users, server.key)
         session = session_of(self.progress.fit, kind, number, terms)
         # Codes of the clients in this sum, if a server that was killed has named them already.
         named = self.survivors.get((kind, number))

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol import refusals
 from fedrecsk.simulation.both_sides import plain_copy
-
-if TYPE_CHECKING:
-    from fedrecsk.federated.base import FederatedRecommender
 
 
 def deployable_copy(estimator: FederatedRecommender) -> FederatedRecommender:

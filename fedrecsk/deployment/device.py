@@ -147,13 +147,13 @@ class Device(ClientGroup):
 
     def place(self, place: ClientCodes) -> None:
         """Store the code that the server assigns; raise Refused if it is not for one client."""
-        _check_place(place)
+        _check_place(place, self.block.n_users)
         super().place(place.clients, place.first_users)
         self.keys: Keys = self.keys._replace(shared=place.shared)
         mechanism = self.federation.central_dp
         if mechanism is not None and mechanism.noise == "clients":
-            n_clients, shared = place.n_clients, place.shared
-            self._noise = CentralNoise.of(self.plan, n_clients, shared, None)
+            given = self.plan, place.n_clients, place.shared, None, place.n_users
+            self._noise = CentralNoise.of(*given)
 
     def setup(self, message: Message | None) -> list[ClientMessage]:
         """Answer the set-up message; return a list of ClientMessage, which may be empty."""
@@ -214,7 +214,8 @@ class Device(ClientGroup):
         """What all clients of a masked sum must have heard alike, so that their noise adds up."""
         if self._noise is None:
             return ""
-        return terms_of_noise(self.method, self._noise.uploads.n_clients, self.keys.shared)
+        planned = self._noise.uploads
+        return terms_of_noise(self.method, planned.n_clients, planned.n_users, self.keys.shared)
 
     def check_sum(self, kind: str, round: int, n_clients: int) -> None:
         """Raise if a masked sum over so many clients may have less noise than was planned."""
@@ -347,10 +348,19 @@ class Device(ClientGroup):
         self.remembered: Remembered | NDArray[np.bool_] | None = found or None
 
     def _ids(self, name):
-        """Return the ids of "users", of "clients", or of the items of the "rows"."""
-        if name == "rows":
-            return self.data.item_ids.values[self.block.row_items]
-        return self.data.user_ids.values if name == "users" else self.client_ids
+        """Return the ids of "users", of "clients", or of the items of the "rows".
+
+        If users are treated apart, those of the users, also as clients and beside the items.
+        """
+        block, users = self._inner, self.data.user_ids.values
+        by_user = self.plan.by_user
+        if name != "rows":
+            return users if by_user or name == "users" else self.client_ids
+        items = self.data.item_ids.values[block.row_items]
+        if not by_user:
+            return items
+        users = np.repeat(users, block.row_counts)
+        return np.array([repr(pair) for pair in zip(users.tolist(), items.tolist(), strict=True)])
 
     # ------------------------------------------------------------------- secure sums
 
@@ -404,16 +414,20 @@ class Device(ClientGroup):
         return self.algorithm.decode(message, self.keys.shared.at(round))
 
 
-def _check_place(place):
-    """Raise Refused if a place is not one of a single client among a possible number of them."""
-    parts = [np.asarray(one) for one in (place.clients, place.first_users, place.n_clients)]
+def _check_place(place, n_own):
+    """Raise Refused if a place is not one of a client with `n_own` users among possible others."""
+    counts = place.n_clients, place.n_users
+    parts = [np.asarray(one) for one in (place.clients, place.first_users, *counts)]
     if any(one.dtype.kind not in "iu" or one.size != 1 for one in parts):
-        raise Refused("a client's place has one code, one first user and n_clients, all integers")
-    code, first_user, n_clients = (one.item() for one in parts)
-    # Every client before it has a user.
-    if not 0 <= code < n_clients <= MOST_CLIENTS or not code <= first_user < 2**62:
         raise Refused(
-            f"the server gives this client code {code} and first user {first_user} among n_clients="
-            f"{n_clients}; codes must be below n_clients, which is at most {MOST_CLIENTS:,}, and "
-            "no first user is below its code"
+            "a client's place has one code, one first user, n_clients and n_users, all integers"
+        )
+    code, first_user, n_clients, n_users = (one.item() for one in parts)
+    # Every client has a user.
+    fits = 0 <= code < n_clients <= MOST_CLIENTS and n_clients <= n_users
+    if not fits or not code <= first_user <= n_users - n_own or not n_users < 2**62:
+        raise Refused(
+            f"the server gives this client code {code} and first user {first_user} among n_users="
+            f"{n_users} and n_clients={n_clients}; codes must be below n_clients, which is at most "
+            f"{MOST_CLIENTS:,}, no first user is below its code, and each client has a user"
         )

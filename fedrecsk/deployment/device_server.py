@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import Self
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from fedrecsk.data.ids import catalogue_ids, id_array
 from fedrecsk.deployment.client_message import ClientMessage, Numbers, checked, unpacked
 from fedrecsk.deployment.deployable import deployable_copy
+from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol import refusals
 from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import MOST_USERS, Form, MalformedMessage
+from fedrecsk.protocol.messages import (
+    MOST_USERS,
+    ClientCodes,
+    Form,
+    MalformedMessage,
+    Message,
+    Registration,
+    Upload,
+)
+from fedrecsk.protocol.participation import Participation
 from fedrecsk.protocol.server import Server, catalogue_nbytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Self
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from fedrecsk.federated.base import FederatedRecommender
-    from fedrecsk.protocol.messages import ClientCodes, Message, Registration, Upload
-    from fedrecsk.protocol.participation import Participation
-    from fedrecsk.updates import ClientUpdates
+from fedrecsk.updates import ClientUpdates
 
 
 class DeviceServer(Server):

@@ -6,21 +6,23 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fedrecsk.deployment.checks import Refused
-from fedrecsk.deployment.records import MalformedMessage, pack, registration_of, unpack
+from fedrecsk.deployment.records import (
+    Arrays,
+    Head,
+    MalformedMessage,
+    pack,
+    registration_of,
+    unpack,
+)
+from fedrecsk.protocol.messages import ClientCodes, Registration
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
-
-    from fedrecsk.deployment.records import Arrays, Head
-    from fedrecsk.protocol.messages import ClientCodes, Registration
-
-    # A client's id.
-    Id = float | str
-
+# A client's id.
+Id = float | str
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 # What a node may lack that it was sent before: its place, or the model that it has measured.
 PLACE, MODEL = "place", "model"
@@ -164,27 +166,21 @@ class NotEnough(RuntimeError):
     """Too few clients have answered. The checkpoint is as it was."""
 
 
+@dataclass(eq=False)
 class Exchanges:
     """Asks members of a fit over a carrier."""
 
-    def __init__(
-        self,
-        carrier: Carrier,
-        members: Members,
-        greeting: bytes,
-        patience: float,
-        n_items: int,
-        traffic: list[dict[str, float | str]],
-    ) -> None:
-        self.carrier = carrier
-        self.members = members
-        # The request to register, for every node that appears.
-        self.greeting = greeting
-        # Seconds to wait for answers.
-        self.patience = patience
-        self.n_items = n_items
-        # One per request to members: what was sent, and how long it took.
-        self.traffic = traffic
+    carrier: Carrier
+    members: Members
+    # The request to register, for every node that appears.
+    greeting: bytes
+    # Seconds to wait for answers.
+    patience: float
+    n_items: int
+    # One per request to members: what was sent, and how long it took.
+    traffic: list[dict[str, float | str]]
+
+    def __post_init__(self) -> None:
         # Members that have answered the last request.
         self.answered: set[Member] = set()
         # Why others have not.

@@ -10,15 +10,12 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fedrecsk.privacy import Identity
 from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["read_identity", "write_identities"]
 
@@ -74,7 +71,7 @@ def write_identities(
     if not keys.exists():
         half = max(FEWEST_CLIENTS, len(client_ids) // 2)
         own = {"private": secrets.token_hex(32), "fewest": half if fewest is None else fewest}
-        _write(keys, json.dumps(own).encode(), 0o600)
+        _write(keys, json.dumps(own).encode())
     try:
         operator = json.loads(keys.read_bytes())
         secret, usual = bytes.fromhex(operator["private"]), int(operator["fewest"])
@@ -87,7 +84,7 @@ def write_identities(
         identity = Identity.new(secret, str(name), usual if fewest is None else fewest)._asdict()
         content = json.dumps({part: one.hex() for part, one in identity.items()}).encode()
         paths[name] = folder / f"client-{quote(str(name), safe='')}.key"
-        _write(paths[name], content, 0o600)
+        _write(paths[name], content)
     return paths
 
 
@@ -117,8 +114,13 @@ def read_identity(path: str | os.PathLike[str] | None) -> Identity:
             "The federation has SecAggPlus, so this node needs an identity of its own, certified "
             f"by the operator; {hint}, and pass keys= the path of its file."
         )
-    path = _found(path, "There is no identity in", hint)
-    _check_private(path)
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(f"There is no identity in {path}; {hint}.")
+    if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise PermissionError(
+            f"Other users can read {path}, which has secret keys; chmod 600 {path}."
+        )
     try:
         content = json.loads(path.read_bytes())
         identity = Identity(*(bytes.fromhex(content[name]) for name in Identity._fields))
@@ -129,21 +131,7 @@ def read_identity(path: str | os.PathLike[str] | None) -> Identity:
     return identity
 
 
-def _found(path, lacking, hint):
-    """Return the path of an existing file."""
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise FileNotFoundError(f"{lacking} {path}; {hint}.")
-    return path
-
-
-def _write(path, content, mode):
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+def _write(path, content):
+    """Write a new file that only its owner can read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
-
-
-def _check_private(path):
-    if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise PermissionError(
-            f"Other users can read {path}, which has secret keys; chmod 600 {path}."
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Self
 
 import numpy as np
 
@@ -13,14 +13,9 @@ from fedrecsk.deployment.checks import differences
 from fedrecsk.deployment.device_server import DeviceServer
 from fedrecsk.deployment.exchanges import Members
 from fedrecsk.deployment.records import pack
-from fedrecsk.deployment.store import STATE
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from fedrecsk.deployment.store import Store
-    from fedrecsk.federated.base import FederatedRecommender
-    from fedrecsk.protocol.keys import Key
+from fedrecsk.deployment.store import STATE, Store
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.protocol.keys import Key
 
 CHECKPOINT = "checkpoint"
 # Who is in the masked sum that is being unmasked, by the name of the fit.

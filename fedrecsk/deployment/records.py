@@ -7,8 +7,8 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +24,7 @@ from fedrecsk.protocol.messages import (
     Registration,
     narrowed,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fedrecsk.updates import FieldSpec
+from fedrecsk.updates import FieldSpec
 
 Arrays = dict[str, np.ndarray]
 # What JSON expresses.
@@ -41,7 +37,7 @@ DTYPES = frozenset(
 
 
 # What is sent of the place of a client.
-PLACE = "clients", "first_users", "shared", "n_clients"
+PLACE = "clients", "first_users", "shared", "n_clients", "n_users"
 
 
 # ------------------------------------------------------------------------------- bytes
@@ -317,19 +313,21 @@ def place_head(place: ClientCodes) -> Head:
         "first_users": place.first_users.tolist(),
         "shared": int(place.shared.seed),
         "n_clients": int(place.n_clients),
+        "n_users": int(place.n_users),
     }
 
 
 def place_of(head: object) -> ClientCodes:
     """Return an untrusted place of one client; raise MalformedMessage if it is none."""
     try:
-        (client,), (first_user,), shared, n_clients = (head[part] for part in PLACE)
+        (client,), (first_user,), *numbers = (head[part] for part in PLACE)
     except (TypeError, KeyError, ValueError) as error:
         raise MalformedMessage(f"A place has {', '.join(PLACE)} of one client.") from error
-    numbers = client, first_user, shared, n_clients
-    if not all(type(one) is int and -(2**63) <= one < 2**63 for one in numbers):
+    every = client, first_user, *numbers
+    if not all(type(one) is int and -(2**63) <= one < 2**63 for one in every):
         raise MalformedMessage("The numbers of a place must be integers below 2**63.")
-    return ClientCodes(np.array([client]), np.array([first_user]), Key(shared), n_clients)
+    shared, *counts = numbers
+    return ClientCodes(np.array([client]), np.array([first_user]), Key(shared), *counts)
 
 
 # ------------------------------------------------------------------ requests to nodes

@@ -6,31 +6,26 @@ import copy
 import logging
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import joblib
 import pandas as pd
 
 from fedrecsk._utils.sklearn_compat import clone
-from fedrecsk.deployment.checks import candidates_of, check, digests, evaluation_of
+from fedrecsk.deployment.checks import Drawn, candidates_of, check, digests, evaluation_of
 from fedrecsk.deployment.coordinator import Coordinator
+from fedrecsk.deployment.exchanges import Carrier
 from fedrecsk.deployment.node import SEARCH as NAME
 from fedrecsk.deployment.progress import CHECKPOINT, SUMS, Progress, interrupted
 from fedrecsk.deployment.side_by_side import Together
+from fedrecsk.deployment.store import Store
+from fedrecsk.protocol.evaluation import Scoring
 from fedrecsk.protocol.keys import Key
+from fedrecsk.selection import FederatedSearch
 from fedrecsk.selection._halving import Candidate, Halving, rungs_of
 from fedrecsk.simulation.continuing import next_key
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Self
-
-    from fedrecsk.deployment.checks import Drawn
-    from fedrecsk.deployment.exchanges import Carrier
-    from fedrecsk.deployment.store import Store
-    from fedrecsk.protocol.evaluation import Scoring
-    from fedrecsk.selection import FederatedSearch
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 # What a restarted server needs of the rounds of the search; the fitted search, and its report.

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+
+from pandas import DataFrame
 
 from fedrecsk.base import attributes_of, fitted_copy
 from fedrecsk.data._checks import check_items
 from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.data.interactions import Interactions
 from fedrecsk.deployment.checks import differences, digests
-from fedrecsk.deployment.exchanges import Exchanges, Members
+from fedrecsk.deployment.device_server import DeviceServer
+from fedrecsk.deployment.exchanges import Carrier, Exchanges, Members
 from fedrecsk.deployment.records import message_arrays, pack
-from fedrecsk.deployment.store import MODEL, STATE
+from fedrecsk.deployment.store import MODEL, STATE, Store
+from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.messages import Dense, Message
 from fedrecsk.simulation.both_sides import plain_copy
 from fedrecsk.simulation.run import fitted_attributes
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from fedrecsk.deployment.device_server import DeviceServer
-    from fedrecsk.deployment.exchanges import Carrier
-    from fedrecsk.deployment.store import Store
-    from fedrecsk.federated.base import FederatedRecommender
 
 
 def model_for_newcomers(

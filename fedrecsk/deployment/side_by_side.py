@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from fedrecsk.deployment.exchanges import Carrier, Reply, Request
-from fedrecsk.deployment.records import (
-    TOGETHER,
-    MalformedMessage,
-    bundle,
-    bundled,
-    pack,
-    unpack,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+from fedrecsk.deployment.records import TOGETHER, MalformedMessage, bundle, bundled, pack, unpack
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -6,13 +6,10 @@ import io
 import logging
 import os
 import pickle
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 from fedrecsk._utils import private_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any
 
 log: logging.Logger = logging.getLogger("fedrecsk.deployment")
 # A fitted estimator and a server's Records, which joblib loads, too.

@@ -60,6 +60,8 @@ class UserParameters:
     reg_user: Positive = 30.0
     # A parameter of LocALS and FCF.
     reg_exponent: float = constant(0.0)
+    # Positives from which on a user's penalty grows; None: as many as there are items, as in iALS.
+    REG_PIVOT: int | None = constant(None)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -83,10 +85,11 @@ class UserProblem(UserParameters, Value):
         return extra.astype(self.dtype), pull.astype(self.dtype)
 
     def penalties(self, block, extra):
-        """Return reg_user times the mean confidence of each user's pairs, to reg_exponent."""
+        """Return reg_user times what grows with each user's positives, to reg_exponent."""
         users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
-        confidence = 1 + np.bincount(users, extra, block.n_users) / block.n_items
-        return (self.reg_user * confidence**self.reg_exponent).astype(self.dtype)
+        pivot = self.REG_PIVOT or block.n_items
+        growth = 1 + np.bincount(users, extra, block.n_users) / pivot
+        return (self.reg_user * growth**self.reg_exponent).astype(self.dtype)
 
     def solve(self, block, clients, active, items, gram, chosen=None, n_steps=None):
         """Fit the active clients' users to items; return loss and weight over all their pairs."""
@@ -318,8 +321,10 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, WMFClients]):
         reg_item = self.reg_item / server.n_clients
         if not self.reg_exponent:
             return reg_item
-        confidence = 1 + self.alpha * np.maximum(server.held_share, 0)
-        return reg_item * confidence**self.reg_exponent
+        shares = np.maximum(server.held_share, 0)
+        if self.REG_PIVOT is not None:
+            shares = shares / np.mean(shares, where=shares > 0)
+        return reg_item * (1 + self.alpha * shares) ** self.reg_exponent
 
     def cautious(self, server, upload, lean=1.0):
         """Return the step of each item that keeps a preconditioned update from overshooting.
@@ -416,12 +421,11 @@ class ClientItemsAlgorithm(ClientItemsParameters, ImplicitAlgorithm):
 
 
 def divide(change, matrix, shift=0.0):
-    """Return change (matrix + shift I)^-1 without the directions that the matrix does not resolve.
+    """Return change (matrix + shift I)^-1 without the directions that the sum does not resolve.
 
     A shift of shape (n_rows, 1) has its own number for each row; the matrix is then symmetric.
     """
     if not np.any(shift):
         return change @ np.linalg.pinv(matrix, rcond=RESOLUTION)
     sizes, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-    kept = sizes > RESOLUTION * sizes.max()
-    return (change @ vectors[:, kept] / (sizes[kept] + shift)) @ vectors[:, kept].T
+    return (change @ vectors / (np.maximum(sizes, 0) + shift)) @ vectors.T

@@ -116,7 +116,7 @@ class FCF(FCFParameters, StepParameters, ImplicitMF):
     Parameters
     ----------
     n_factors, n_rounds, alpha, reg_user, reg_item, reg_exponent
-        As in :class:`LocALS`.
+        As in :class:`LocALS`; 20 factors by default.
     learning_rate : float, default=0.05
         Size of the server's step (gamma).
     optimizer : {"adam", "gd"}, default="adam"
@@ -214,9 +214,9 @@ class FCF(FCFParameters, StepParameters, ImplicitMF):
         uploads = plan.uploads(is_forged=plan.federation.adversary is not None)
         if self.upload == "local" or uploads == "sum":
             return
-        n_clients = max(block.n_clients for block in blocks)
+        n_clients = max(plan.units(block) for block in blocks)
         if uploads == "held":
-            n_clients = data.n_clients
+            n_clients = plan.units(data)
         n_clients = int(np.ceil(n_clients * self.client_fraction))
         nbytes = n_clients * data.n_items * self.n_factors * np.dtype(self._dtype).itemsize
         if nbytes > DENSE_LIMIT:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedrecsk._utils.parameters import suggest
+from fedrecsk._utils.constraints import AtLeast1, Finite, Seed
+from fedrecsk._utils.parameters import limits_of, suggest
 from fedrecsk._utils.sklearn_compat import (
-    Interval,
-    StrOptions,
     check_feature_names,
     safe_indexing,
     validate_parameter_constraints,
@@ -49,7 +48,7 @@ from fedrecsk.metrics._ranking import (
     value,
 )
 
-WHICH = StrOptions({"all", "known", "new"})
+Which = Literal["all", "known", "new"]
 
 
 @suggest
@@ -64,8 +63,8 @@ def evaluate_ranking(
     negatives: ArrayLike | Mapping[Any, ArrayLike] | None = None,
     exclude_seen: bool = True,
     threshold: float | None = None,
-    items: Literal["all", "known", "new"] = "all",
-    users: Literal["all", "known", "new"] = "all",
+    items: Which = "all",
+    users: Which = "all",
     random_state: int | np.random.RandomState | None = None,
     sample_weight: ArrayLike | None = None,
     X_train: ArrayLike | None = None,
@@ -300,27 +299,18 @@ def exposure(
 class Protocol:
     """Rank held-out rows by the options of :func:`evaluate_ranking`."""
 
-    n_negatives: int | None = None
+    n_negatives: AtLeast1 | None = None
     negatives: object = None
     exclude_seen: bool = True
-    threshold: float | None = None
-    random_state: object = None
-    items: str = "all"
-    users: str = "all"
+    threshold: Finite | None = None
+    random_state: Seed = None
+    items: Which = "all"
+    users: Which = "all"
     X_train: object = None
 
     def __post_init__(self) -> None:
         validate_parameter_constraints(
-            {
-                "n_negatives": [Interval(Integral, 1, None, closed="left"), None],
-                "exclude_seen": ["boolean"],
-                "threshold": [Interval(Real, None, None, closed="neither"), None],
-                "random_state": ["random_state"],
-                "items": [WHICH],
-                "users": [WHICH],
-            },
-            vars(self),
-            caller_name="evaluate_ranking",
+            limits_of(Protocol), vars(self), caller_name="evaluate_ranking"
         )
         if self.n_negatives is not None and self.negatives is not None:
             raise ValueError("n_negatives draws negatives and negatives gives them; pass only one.")

@@ -6,15 +6,15 @@ import copy
 from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.metadata_routing import MetadataRequest
 
-from fedrecsk._utils.parameters import checked
-from fedrecsk._utils.sklearn_compat import BaseScorer, Interval, MultimetricScorer
+from fedrecsk._utils.constraints import NotNegative
+from fedrecsk._utils.parameters import checked, limits_of
+from fedrecsk._utils.sklearn_compat import BaseScorer, MultimetricScorer
 from fedrecsk.metrics._evaluate import Protocol
 from fedrecsk.metrics._held_out import unwrap
 from fedrecsk.metrics._ranking import METRICS, RankingSpec, key_of, value
@@ -187,7 +187,7 @@ class RankingScorers(MultimetricScorer):
 
 
 def best_within(
-    budget: float, *, metric: str = "ndcg@10", cost: str = "bytes_up"
+    budget: NotNegative, *, metric: str = "ndcg@10", cost: str = "bytes_up"
 ) -> Callable[[Mapping[str, NDArray[Any]]], int]:
     """Choose the best candidate of a search whose cost stays within a budget.
 
@@ -243,8 +243,7 @@ def best_within(
     >>> search.best_params_["n_factors"] < 64
     True
     """
-    number = Interval(Real, 0, None, closed="left")
-    (budget,) = checked("best_within", {"budget": [number]}, budget=budget)
+    (budget,) = checked("best_within", limits_of(best_within), budget=budget)
     return _BestWithin(budget, metric, cost)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +10,8 @@ import pandas as pd
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from fedrecsk._utils import html
-from fedrecsk._utils.parameters import checked
-from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk._utils.constraints import AtLeast1
+from fedrecsk._utils.parameters import checked, limits_of
 from fedrecsk.data.frames import make_frame
 from fedrecsk.metrics import (
     bytes_device_to_device_scorer,
@@ -151,7 +150,7 @@ class Comparison:
         self._draws: dict[Any, Any] = {}
 
     def against(
-        self, baseline: str, *, n_resamples: int = 1000, random_state: int | None = 0
+        self, baseline: str, *, n_resamples: AtLeast1 = 1000, random_state: int | None = 0
     ) -> pd.DataFrame:
         """Compare all estimators with one of them: is the difference more than luck?
 
@@ -195,11 +194,8 @@ class Comparison:
         """
         if baseline not in self._names():
             raise ValueError(f"No estimator is called {baseline!r}; name one of {self._names()}.")
-        (n_resamples,) = checked(
-            "against",
-            {"n_resamples": [Interval(Integral, 1, None, closed="left")]},
-            n_resamples=n_resamples,
-        )
+        limits = limits_of(Comparison.against)
+        (n_resamples,) = checked("against", limits, n_resamples=n_resamples)
         columns = ["estimator", "score", "difference", "low", "high", "p", "better"]
         rows = self._differences(baseline, n_resamples, random_state)
         return make_frame(pd.DataFrame(rows, columns=columns), self._library)

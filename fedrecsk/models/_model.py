@@ -203,7 +203,7 @@ def weighted_factors(fitted: Mapping[str, Any], problem: Any) -> Factors:
             items.T @ items,
             reg=float(problem.reg_user),
             reg_exponent=float(problem.reg_exponent),
-            n_items=len(items),
+            n_items=problem.REG_PIVOT or len(items),
             rates=False,
             confidence=float(problem.alpha),
             is_cautious=True,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +13,6 @@ from torch.nn import functional
 
 from fedrecsk.models import Model
 from fedrecsk.neural._layout import blueprint, own_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
 
 # Pairs that are scored at once, each user's with all items, and private numbers of single pairs.
 PAIRS, NUMBERS = 2**16, 2**20

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -45,15 +45,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Tensors = dict[str, Tensor]
 
 
-def _cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(scores, targets, reduction="none")
-
-
-def _squared(scores: Tensor, targets: Tensor) -> Tensor:
-    return 0.5 * (scores - targets) ** 2
-
-
-LOSSES = {"bce": _cross_entropy, "squared": _squared}
+LOSSES = {
+    "bce": partial(functional.binary_cross_entropy_with_logits, reduction="none"),
+    "squared": lambda scores, targets: 0.5 * (scores - targets) ** 2,
+}
 
 
 def loss_function(loss: str | Loss) -> Loss:

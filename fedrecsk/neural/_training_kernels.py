@@ -10,13 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrecsk._utils.jit import kernel
-from fedrecsk.federated._fedmf_kernels import (
-    PAGE_BITS,
-    Layout,
-    draw_examples,
-    shuffle,
-    take_slots,
-)
+from fedrecsk.federated._fedmf_kernels import PAGE_BITS, Layout, draw_examples, shuffle, take_slots
 
 
 class Steps(NamedTuple):

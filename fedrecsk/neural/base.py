@@ -34,7 +34,6 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
     """
 
     _: KW_ONLY
-    n_rounds: AtLeast1 = 100
     loss: Literal["bce", "squared"] | Callable[[Tensor, Tensor], Tensor] = "bce"
     optimizer: Optimizer = "adam"
     learning_rate: Positive | dict[str, float] = 0.001

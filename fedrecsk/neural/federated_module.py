@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from sklearn.base import BaseEstimator
 from torch import nn
@@ -14,9 +14,6 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural.base import NeuralRecommender
 from fedrecsk.neural.modules import GMF
-
-if TYPE_CHECKING:
-    from typing import Self
 
 
 class Net(BaseEstimator):

@@ -167,7 +167,6 @@ class FedRAP(FedRAPParameters, NeuralRecommender):
 
     n_factors: AtLeast1 = 32
     _: KW_ONLY
-    n_rounds: AtLeast1 = 100
     optimizer: Optimizer = "sgd"
     local_epochs: AtLeast1 = 10
     batch_size: AtLeast1 = 2048

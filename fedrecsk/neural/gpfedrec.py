@@ -250,7 +250,6 @@ class GPFedRec(GPFedRecParameters, NeuralRecommender):
     n_factors: AtLeast1 = 32
     _: KW_ONLY
     layers: Sequence[int] = (32, 16, 8)
-    n_rounds: AtLeast1 = 100
     optimizer: Optimizer = "sgd"
 
     _kind = GPFedRecAlgorithm

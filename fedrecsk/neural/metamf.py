@@ -471,10 +471,8 @@ class MetaMF(MetaMFParameters, RatingMixin, FederatedRecommender):
 
 def _chunks(numbers):
     """Cut an array of numbers, so that the tables of so many clients fit into memory."""
-    return [
-        numbers[start : start + CLIENTS_AT_A_TIME]
-        for start in range(0, len(numbers), CLIENTS_AT_A_TIME)
-    ]
+    size = CLIENTS_AT_A_TIME
+    return [numbers[start : start + size] for start in range(0, len(numbers), size)]
 
 
 def _gradients(part, sizes, message, who, level):

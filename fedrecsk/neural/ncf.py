@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from scipy.special import expit
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 from torch.func import functional_call
@@ -26,9 +27,6 @@ from fedrecsk.neural import modules
 from fedrecsk.neural._layout import own_settings, seeded
 from fedrecsk.neural._training import adam_step
 from fedrecsk.protocol.keys import Key
-
-if TYPE_CHECKING:
-    from sklearn.utils import Tags
 
 __all__ = ["NCF"]
 

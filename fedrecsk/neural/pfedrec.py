@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from scipy import sparse
+from torch import nn
 
 from fedrecsk._utils.constraints import AtLeast1, Positive
 from fedrecsk._utils.docs import documented
@@ -18,9 +19,6 @@ from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural._modules import ModuleScores, OwnItemScores
 from fedrecsk.neural.base import NeuralRecommender, Optimizer
 from fedrecsk.neural.modules import ScoreFunction
-
-if TYPE_CHECKING:
-    from torch import nn
 
 __all__ = ["PFedRec"]
 
@@ -178,7 +176,6 @@ class PFedRec(PFedRecParameters, NeuralRecommender):
 
     n_factors: AtLeast1 = 32
     _: KW_ONLY
-    n_rounds: AtLeast1 = 100
     optimizer: Optimizer = "sgd"
 
     _kind = PFedRecAlgorithm

@@ -18,8 +18,9 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.extras import require
 from fedrecsk.data.frames import as_pandas
 from fedrecsk.model_selection import Comparison, compare
-from fedrecsk.model_selection._compare import _named, _scorers, _scorers_for
+from fedrecsk.model_selection._compare import _named, _scorers
 from fedrecsk.model_selection._comparison import COSTS, HEADINGS, TIMES, is_error
+from fedrecsk.model_selection._fold import scorers_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -369,7 +370,7 @@ def _scoring(given, wanted, models, y):
     for name in wanted:
         if name not in [*TIMES, *COSTS]:
             scorers[name] = known[name] if name in [*known] else _scorers([name], y)[name]
-            if not any(name in _scorers_for(one, scorers) for one in models.values()):
+            if not any(name in scorers_for(one, scorers) for one in models.values()):
                 raise ValueError(f"{name!r} applies to rating models only, and there is none.")
     return scorers or given
 

@@ -84,6 +84,13 @@ class CentralDP(PlainParameters):
         sees anything without noise, and need not be trusted. With
         :class:`~fedrecsk.privacy.SecAggPlus` it may even lie, and `max_colluding` of the clients
         may help it; with encryption no client may, because clients hold the key.
+    unit : {"client", "user"}, default="client"
+        Whose data the guarantee hides. "client": all data of one client. "user": those of one user,
+        where clients have many, such as shops or hospitals. A client then runs the method for each
+        of its users as for a client of its own, clips each user's upload to `clip`, and sends the
+        sum. Its users must trust it, and only it. The model is that of a fit in which each user is
+        a client, up to the noise and the order of additions. Where clients have one user each, both
+        are the same.
 
     Raises
     ------
@@ -98,14 +105,16 @@ class CentralDP(PlainParameters):
     *What is protected* is what clients receive: the server's attributes, such as `item_factors_`.
     The fitted object also holds users' vectors, rated items and losses without noise. Two data sets
     are neighbours if one client's uploads are replaced by nothing; the number of clients and their
-    codes are public. *Several fits* add up, see :class:`PrivacyBudget`. Fits with the same
+    codes are public. With ``unit="user"`` it is one user's uploads, and the number of users of each
+    client is public. *Several fits* add up, see :class:`PrivacyBudget`. Fits with the same
     `random_state` draw different noise, unless they are the same fit of the same data.
 
     *Cohorts.* With ``Federation(sampling="poisson")`` only the server knows who takes part in a
     round, and the guarantee is better (Abadi et al., CCS 2016). Cohorts that take turns cost one
     use per pass. Cohorts of a fixed size at random are counted by how often the most frequent
     client took part. With ``noise="clients"`` sampling does not help, because the server knows the
-    cohort.
+    cohort. With ``unit="user"`` it does not help, either, because a client brings all of its users
+    at once: a round counts for every user of the clients in it.
 
     *Lost uploads* do not change the server's noise, but take the clients' shares with them. Shares
     are planned for the number of clients that will nearly always answer, and `privacy_` counts
@@ -117,7 +126,9 @@ class CentralDP(PlainParameters):
     *Diverged clients* are left out, and are seen to be, which is not protected.
 
     *Floating point.* Sums and noise are rounded to a grid before they are added, so that the last
-    bits say nothing (Mironov, CCS 2012).
+    bits say nothing (Mironov, CCS 2012). With ``unit="user"`` and noise by the server, deployed
+    clients round their sums to the federation's `wire_dtype`. With float32 this makes one user's
+    part longer by at most some 1e-7 times the number of the client's users.
 
     Examples
     --------
@@ -143,6 +154,7 @@ class CentralDP(PlainParameters):
     field_weights: dict[str, float] | None = None
     quantile: Between0And1 | None = None
     noise: Literal["server", "clients"] = "server"
+    unit: Literal["client", "user"] = "client"
 
     def _validate_params(self):
         if self.clip is None or self.clip == 0:
@@ -181,6 +193,11 @@ class CentralDP(PlainParameters):
             raise ValueError(
                 'CentralDP with noise="clients" cannot adapt the clip, because the grid of the '
                 'noise depends on it; set quantile=None, or noise="server".'
+            )
+        if self.unit == "user" and self.quantile is not None:
+            raise ValueError(
+                'CentralDP(unit="user") cannot adapt the clip, because clients do not report how '
+                "many of their users' uploads are shorter; set quantile=None."
             )
         for name, weight in (self.field_weights or {}).items():
             if not isinstance(weight, Real) or not 1 / _HEAVIEST <= weight <= _HEAVIEST:

@@ -143,10 +143,11 @@ class PrivacyReport:
         Parameters
         ----------
         n_clients : int
-            Number of clients (k), at least 1. Where a client has several users, the person leaves
-            it and the client stays: then count each client twice with central noise, once without
-            its upload and once with another. Noise by each client hides any other data of one
-            client, so count each client once.
+            Number of clients (k), at least 1. With ``CentralDP(unit="user")`` count the person's
+            ids. Otherwise, where a client has several users, the person leaves it and the client
+            stays: then count each client twice with central noise, once without its upload and
+            once with another. Noise by each client hides any other data of one client, so count
+            each client once.
 
         Returns
         -------
@@ -190,9 +191,10 @@ class PrivacyReport:
 
     def __repr__(self) -> str:
         delta = f", delta {self.delta:g}" if self.delta else ""
+        hides = f"; hides {self.neighbours}" if np.isfinite(self.epsilon) else ""
         return (
             f"PrivacyReport(mechanism={self.mechanism!r}, epsilon {_epsilon(self.epsilon)}{delta} "
-            f"in {self.n_uploads:,} uploads; to be trusted: {self.trust}; "
+            f"in {self.n_uploads:,} uploads{hides}; to be trusted: {self.trust}; "
             f"server_sees={self.server_sees!r})"
         )
 

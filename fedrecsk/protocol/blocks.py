@@ -148,6 +148,12 @@ class Block:
         """Return the place of each held row among the `own_rows` of the clients of a mask."""
         return np.cumsum(np.repeat(who, self.row_counts), dtype=np.int32) - 1
 
+    def by_user(self, codes: NDArray[np.int64] | None = None) -> Block:
+        """Return the block in which each user is a client; `codes` are theirs, if others."""
+        codes = self.users if codes is None else codes
+        indptr = np.arange(self.n_users + 1)
+        return replace(self, clients=codes, users=codes, client_indptr=indptr)
+
     def part(self, who: NDArray[np.bool_]) -> Block:
         """Return the block of the clients of a mask; this block if the mask has all."""
         if who.all():

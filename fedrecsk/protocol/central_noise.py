@@ -46,9 +46,10 @@ LARGEST_NOISE = 10
 class Exchange(NamedTuple):
     """What one kind of exchange with the clients releases.
 
-    Uploads have an L2 norm of at most `clip`; `n_clients` are expected to send, a public number by
-    which the server divides; `n_shares` shares make up the noise, if clients add it: so many are in
-    a sum beside a client's own, which hides nothing from it.
+    Uploads have an L2 norm of at most `clip`; those of `n_clients`, or of so many users, are
+    expected in the sum, a public number by which the server divides; `n_shares` shares make up the
+    noise, if clients add it: so many are in a sum beside a client's own, which hides nothing from
+    it.
     """
 
     clip: float
@@ -96,9 +97,10 @@ class CentralNoise:
             self._is_sure, shares = True, sure_shares(scheme, sampling, n_clients)
             self._n_helpers = scheme.n_helpers(sampling.smallest_cohort(n_clients))
         in_setup, in_round = shares
+        cohort *= uploads.n_hidden / n_clients
         n_expected = max(1, round((1 - federation.dropout) * cohort))
         self._setup: Exchange = Exchange(
-            mechanism._bound_of_setup, setup_noise, n_clients, max(1, in_setup)
+            mechanism._bound_of_setup, setup_noise, uploads.n_hidden, max(1, in_setup)
         )
         self._round: Exchange = Exchange(mechanism.clip, noise, n_expected, max(1, in_round))
         # Of the noise on the count of short uploads, for the adaptive clip.
@@ -114,12 +116,19 @@ class CentralNoise:
         self._least = np.inf
         self._n_setups = 0
         self._n_rounds = 0
-        warn_of_delta(mechanism, n_clients)
+        warn_of_delta(mechanism, uploads.n_hidden, "user" if uploads.by_user else "client")
 
     @classmethod
-    def of(cls, plan: FitPlan, n_clients: int, shared: Key, secret: Key | None) -> Self:
+    def of(
+        cls,
+        plan: FitPlan,
+        n_clients: int,
+        shared: Key,
+        secret: Key | None,
+        n_users: int | None = None,
+    ) -> Self:
         """Return the central noise of a fit, whose cohorts are drawn by the key `shared`."""
-        uploads = PlannedUploads.of(plan, n_clients, shared)
+        uploads = PlannedUploads.of(plan, n_clients, shared, n_users)
         return cls(plan.federation, plan.sampling, uploads, secret)
 
     # Made by the server when it needs them: a client stores a CentralNoise, and charges nobody.
@@ -133,9 +142,29 @@ class CentralNoise:
         """In how many exchanges each client has sent something."""
         return np.zeros(self.uploads.n_clients, dtype=np.int64)
 
+    def expect(self, n_users: int) -> None:
+        """Expect a round of clients with so many users, a public number."""
+        n_users = max(1, round((1 - self.federation.dropout) * n_users))
+        self._round = self._round._replace(n_clients=n_users)
+
+    def check_range(self, n_users: int) -> None:
+        """Raise, before any work, if masks cannot hold the sum of a client with so many users."""
+        scheme = self.federation.secure_aggregation
+        if not (self.uploads.by_user and isinstance(scheme, SecAggPlus)) or self.by_clients:
+            return
+        weights = (self.mechanism.field_weights or {}).values()
+        clip = max(self._setup.clip, self._round.clip) / min([1.0, *weights])
+        if n_users * clip > scheme.max_value():
+            raise ValueError(
+                f"A client has {n_users:,} users, whose clipped uploads may add up to "
+                f"{n_users * clip:.4g}, and {scheme} holds numbers up to {scheme.max_value():g}; "
+                f'set max_abs to at least {n_users * clip:.4g}, or CentralDP(noise="clients"), by '
+                "which the server sees no sum without noise."
+            )
+
     @property
     def expected(self) -> int:
-        """Number of clients that are expected to send in a round."""
+        """Number of clients, or of their users, that are expected in the sum of a round."""
         return self._round.n_clients
 
     def secret_of(self, key: Key) -> Key:
@@ -167,7 +196,9 @@ class CentralNoise:
         variance = max(
             central_dp.share_variance(one.noise_multiplier, size, one.n_shares) for one in exchanges
         )
-        clipped = n_clients * sensitivity(size)
+        # Which clients are in a sum does not say how many users are.
+        n_most = self.uploads.n_users if self.uploads.by_user else n_clients
+        clipped = n_most * sensitivity(size)
         return float(clipped + LARGEST_NOISE * np.sqrt(n_clients * variance))
 
     def steps(self, specs: dict[str, FieldSpec], key: Key) -> dict[str, float]:
@@ -287,6 +318,11 @@ class CentralNoise:
         if self.by_clients and self.federation.secure_aggregation is not None:
             few = {0: "no client helps", 1: "at most one client helps"}
             trust = f"no party, if {few.get(n, f'at most {n:,} clients help')} the server"
+        hidden = "one client"
+        if self.uploads.by_user:
+            hidden, trust = "one user", f"each client, by its own users; beyond it {trust}"
+        elif self.uploads.n_users > self.uploads.n_clients:
+            hidden = "one client with all its users"
         each = [epsilon_of([one._replace(count=1)], delta) for one in single]
         return PrivacyReport(
             mechanism="distributed noise" if self.by_clients else "central noise",
@@ -296,21 +332,21 @@ class CentralNoise:
             epsilon=epsilon_of(events, delta),
             server_sees=server_sees,
             delta=delta,
-            neighbours="one client more or less",
+            neighbours=f"{hidden} more or less",
             sampling=sampling_of(self.uploads),
             trust=trust,
             events=tuple(events),
         )
 
 
-def warn_of_delta(mechanism: CentralDP | LocalMechanism, n_clients: int) -> None:
-    """Warn of a delta that would allow to publish the data of a client."""
+def warn_of_delta(mechanism: CentralDP | LocalMechanism, n: int, unit: str = "client") -> None:
+    """Warn of a delta that would allow to publish the data of one of `n` clients, or users."""
     delta = mechanism.delta
-    if delta * n_clients > 1:
+    if delta * n > 1:
         warn(
             f"{type(mechanism).__name__}(delta={delta:g}) is above one divided by the number of "
-            f"clients, {n_clients}: publishing one client's data outright would pass. Set delta "
-            f"below {1 / n_clients:.1g}.",
+            f"{unit}s, {n}: publishing one {unit}'s data outright would pass. Set delta below "
+            f"{1 / n:.1g}.",
             UserWarning,
         )
 
@@ -318,12 +354,13 @@ def warn_of_delta(mechanism: CentralDP | LocalMechanism, n_clients: int) -> None
 class PlannedUploads(NamedTuple):
     """How much a client will send, and how often, as far as is known before the first round.
 
-    In the `n_setups` exchanges before the rounds are all clients. `uses` is the number of rounds
-    that the most frequent client takes part in, or, if it joins in secret, that any client can
-    expect to; `probability` is that of joining a round in secret, 1 where this does not count;
-    `cohort` is the expected number of clients in one; `rotates` says whether cohorts take turns;
-    `sizes` has the largest number of numbers in an upload of the "setup" and of a "round";
-    `setup_share` is the method's own share of the budget for the set-up, if it has one.
+    The clients have `n_users` in all, and with `by_user` the noise hides one of these. In the
+    `n_setups` exchanges before the rounds are all clients. `uses` is the number of rounds that the
+    most frequent client takes part in, or, if it joins in secret, that any client can expect to;
+    `probability` is that of joining a round in secret, 1 where this does not count; `cohort` is the
+    expected number of clients in one; `rotates` says whether cohorts take turns; `sizes` has the
+    largest number of numbers in an upload of the "setup" and of a "round"; `setup_share` is the
+    method's own share of the budget for the set-up, if it has one.
     """
 
     n_clients: int
@@ -333,17 +370,30 @@ class PlannedUploads(NamedTuple):
     uses: float
     probability: float
     cohort: float
+    n_users: int
+    by_user: bool = False
     rotates: bool = False
     setup_share: float | None = None
 
+    @property
+    def n_hidden(self) -> int:
+        """Number of clients or users, of which the noise hides one."""
+        return self.n_users if self.by_user else self.n_clients
+
     @classmethod
-    def of(cls, plan: FitPlan, n_clients: int, key: Key) -> Self:
-        """Return the planned uploads of a fit, whose cohorts are drawn by a key."""
+    def of(cls, plan: FitPlan, n_clients: int, key: Key, n_users: int | None = None) -> Self:
+        """Return the planned uploads of a fit, whose cohorts are drawn by a key.
+
+        `n_users` are those of all clients; None: each has one.
+        """
+        n_users = n_clients if n_users is None else n_users
         algorithm, sampling, n_items = plan.algorithm, plan.sampling, plan.n_items
         assert n_items is not None
-        fraction, n_rounds = sampling.fraction, plan.rounds(n_clients)
+        fraction = sampling.fraction
+        n_rounds = plan.rounds(n_users if plan.by_user else n_clients)
         mechanism = plan.federation.central_dp
-        by_server = mechanism is not None and mechanism.noise == "server"
+        # Who knows that a client takes part knows that all its users do.
+        by_server = mechanism is not None and mechanism.noise == "server" and not plan.by_user
         cohort, probability, uses = fraction * n_clients, 1.0, n_rounds
         if fraction < 1:
             if sampling.rotates:
@@ -365,7 +415,8 @@ class PlannedUploads(NamedTuple):
         )
         sizes, draws = {"setup": max(1, in_setup), "round": in_round}, (uses, probability, cohort)
         share = algorithm.traits.setup_share
-        return cls(n_clients, sizes, int(bool(specs)), n_rounds, *draws, sampling.rotates, share)
+        others = n_users, plan.by_user, sampling.rotates, share
+        return cls(n_clients, sizes, int(bool(specs)), n_rounds, *draws, *others)
 
 
 def answers_in_rounds(

@@ -17,7 +17,14 @@ from fedrecsk.protocol.evaluation import HeldOut, Scoring
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation, RoundMasks
-from fedrecsk.protocol.protection import completed, protected, stages
+from fedrecsk.protocol.protection import (
+    added_up_by,
+    as_sent,
+    completed,
+    of_users,
+    protected,
+    stages,
+)
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Updates
 from fedrecsk.updates import through as apply
 
@@ -75,6 +82,9 @@ class ClientGroup:
         Ids of the clients. None: their codes.
     is_device : bool
         Whether they are on a machine of their own, which can add nothing up with others.
+    user_codes : ndarray of shape (n_users,) or None
+        Codes of their users in draws, if the method runs for each user apart. None: those of the
+        block.
     """
 
     def __init__(
@@ -88,11 +98,14 @@ class ClientGroup:
         forge: Forge | None = None,
         client_ids: np.ndarray | None = None,
         is_device: bool = False,
+        user_codes: NDArray[np.int64] | None = None,
     ) -> None:
         self.plan = plan
         self.algorithm: AnyAlgorithm = plan.algorithm
         traits = self.algorithm.traits
         self.block: Block = block
+        self._user_codes = user_codes
+        self._inner: Block = self._seen_by_the_method(block)
         self.federation: Federation = plan.federation
         self.keys = keys
         self._specs: dict[str, FieldSpec] = self.algorithm.fields(block.n_items)
@@ -132,9 +145,22 @@ class ClientGroup:
         self._kept = None
 
     @property
+    def _adds_up(self):
+        """Whether they add up updates of several users, each of which is clipped before."""
+        return self.plan.by_user and self.block.n_users > self.block.n_clients
+
+    @property
     def _codes(self):
-        """Codes of their users in the fitted model; None: those of the block."""
-        return None
+        """Codes of their users in the fitted model; None: those that the method sees."""
+        return self.block.users if self.plan.by_user else None
+
+    def _seen_by_the_method(self, block):
+        """Return a block in which, if the method treats users apart, every user is a client."""
+        return block.by_user(self._user_codes) if self.plan.by_user else block
+
+    def _mask_of_units(self, who):
+        """Return the mask of the method's clients, given one of these clients."""
+        return self.block.users_of(who) if self.plan.by_user else who
 
     # --------------------------------------------------------------- before the rounds
 
@@ -150,6 +176,7 @@ class ClientGroup:
         """Store the codes that the server has assigned to these clients and their users."""
         users = codes_of_users(self.block.client_indptr, first_users)
         self.block = replace(self.block, clients=np.asarray(codes), users=users)
+        self._inner = self._seen_by_the_method(self.block)
         return self
 
     def setup(self, message: Message | None) -> ClientUpdates:
@@ -159,14 +186,17 @@ class ClientGroup:
         keys, address = self.keys.at(SETUP), ("setup", 0)
         specs = self.algorithm.setup_fields(self.block.n_items)
         central, local = self.federation.central_dp, self.federation.local_dp
-        updates = self.algorithm.answer(self.block, message, keys)
+        updates = self.algorithm.answer(self._inner, message, keys)
         is_alone = self._is_apart and self.block.n_clients == 1
         if central is not None or (local is not None and local.protects_uploads):
             updates = self._single_setup(message, updates, specs, keys)
+            if self._adds_up:
+                updates = self._by_client(updates, message, address, specs, turn)
         elif not is_alone:
             return self._completed(updates, address, specs, turn, "sum")
         each = is_alone or self._draws_each
-        done = stages(self.federation, keys.private, message, self.forge, each=each, is_setup=True)
+        given = {"each": each, "clips": not self._adds_up, "is_setup": True}
+        done = stages(self.federation, keys.private, message, self.forge, **given)
         uploads = "held" if self._is_apart else "single" if central is None else self.uploads
         single = self._completed(updates, address, specs, turn, uploads)
         return protected(single, done, uploads)
@@ -175,8 +205,8 @@ class ClientGroup:
         """Return each client's own answer to a set-up message."""
         if all(isinstance(one, SparseRows) for one in updates.fields.values()):
             return updates
-        numbers = np.arange(self.block.n_clients)
-        parts = [self.block.part(numbers == number) for number in numbers]
+        numbers = np.arange(self._inner.n_clients)
+        parts = [self._inner.part(numbers == number) for number in numbers]
         answers = [self.algorithm.answer(part, message, keys).fields for part in parts]
         return Updates(
             {
@@ -271,9 +301,12 @@ class ClientGroup:
         for updates, turn, uploads, message in steps:
             if updates is None:
                 continue
+            if self._adds_up:
+                updates = self._by_client(updates, message, address, self._specs, turn)
             done = self._completed(updates, address, self._specs, turn, uploads)
             if uploads != "sum":
-                through = stages(federation, key, message, self.forge, each=self._draws_each)
+                given = {"each": self._draws_each, "clips": not self._adds_up}
+                through = stages(federation, key, message, self.forge, **given)
                 if uploads == "kept":
                     done = apply(done, through).without_broken()
                 else:
@@ -284,8 +317,36 @@ class ClientGroup:
     def _completed(self, updates, step, specs, turn, uploads):
         """Check the method's updates, and add to them what the protocol must know."""
         name, wire_dtype = self.plan.name, self.federation.wire_dtype
+        specs = as_sent(specs, self.federation)
         return completed(
             self.block, updates, step, specs, turn, uploads, name=name, wire_dtype=wire_dtype
+        )
+
+    @property
+    def _names(self):
+        """Id of each of the method's clients, for errors."""
+        n_users = np.diff(self.block.client_indptr) if self.plan.by_user else 1
+        return np.repeat(self.client_ids, n_users)
+
+    def _by_client(self, updates, message, step, specs, turn):
+        """Clip users' updates, and add them up by client."""
+        each = completed(
+            *(self._inner, updates, step, specs, self._turn_of_units(turn), "single"),
+            name=self.plan.name,
+            wire_dtype=self.federation.wire_dtype,
+        )
+        inner, block = self._inner.clients, self.block
+        owners = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))
+        owners = owners[np.isin(inner, each.clients)]
+        through = of_users(self.federation, message)
+        return added_up_by(each, through, owners, block.n_clients)
+
+    def _turn_of_units(self, turn):
+        """Return the masks of the method's clients, given those of these clients."""
+        if not self.plan.by_user:
+            return turn
+        return RoundMasks(
+            self._mask_of_units(turn.active), self._mask_of_units(turn.delivers), True
         )
 
     def _turn(self, active):
@@ -334,9 +395,9 @@ class ClientGroup:
                 shares = extended(self.algorithm, SharesHistory)
                 self.state = shares.with_shared(self.state, self.shared.common)
             for turn, uploads in self._turns(ready & (self._last == last)):
-                with _naming_clients(self.client_ids, f"in round {round}"):
+                with _naming_clients(self._names, f"in round {round}"):
                     self.state, updates, loss = self.algorithm.update(
-                        self.block, self.state, message, turn, key
+                        self._inner, self.state, message, self._turn_of_units(turn), key
                     )
                 total += (0.0, 0.0) if loss is None else loss
                 steps.append((updates, turn, uploads, message))
@@ -365,7 +426,7 @@ class ClientGroup:
         if self.state is not None:
             return
         first = Message(**self._announcement, **message)
-        self.state = self.algorithm.enter(self.block, first, key)
+        self.state = self.algorithm.enter(self._inner, first, key)
         if self.remembered is not None:
             self.state = self.algorithm.recall(self.state, self.remembered)
 
@@ -374,7 +435,7 @@ class ClientGroup:
         before = self.remembered if isinstance(self.remembered, dict) else {}
         if self.state is None:
             return before
-        block, who, learned = self.block, self._has_updated, {}
+        block, who, learned = self._inner, self._mask_of_units(self._has_updated), {}
         masks = {"clients": who, "users": block.users_of(who)}
         masks["rows"] = np.repeat(who, block.row_counts)
         for by, arrays in self.algorithm.memory(self.state).items():
@@ -426,17 +487,20 @@ class ClientGroup:
             )
         part, specs = self._part_in(participation), self.scoring.fields()
         asked = part.receives
-        users = self._personalized(asked, message, round)
-        found = self._measure(asked, users, message, self.held_out.part(asked))
-        is_finite = asked.copy()
-        is_finite[asked] = np.isfinite(list(found.values())).all(axis=(0, 2))
-        accepted = (part.delivers & is_finite)[asked]
+        who = self._mask_of_units(asked)
+        users = self._personalized(who, message, round)
+        found = self._measure(who, users, message, self.held_out.part(asked))
+        finite = who.copy()
+        finite[who] = np.isfinite(list(found.values())).all(axis=(0, 2))
+        # A user whose sums are broken is left out, not all users of the client.
+        is_finite = self.block.clients_of(finite) if self.plan.by_user else finite
+        accepted = (self._mask_of_units(part.delivers) & finite)[who]
         own = self.scoring.packed({n: sums[accepted] for n, sums in found.items()})
         scheme = self.federation.secure_aggregation
         if isinstance(scheme, SecAggPlus):
             units = {name: scheme.unit_of(spec) for name, spec in specs.items()}
             own = {name: units[name] * scheme.fixed(one, units[name]) for name, one in own.items()}
-        self._measured = self._attributes(asked, users, self._codes), asked
+        self._measured = self._attributes(who, users, self._codes), asked
         updates = Updates({name: one.sum(axis=0) for name, one in own.items()}, is_finite)
         turn, step = RoundMasks(asked, part.delivers, False), ("validation", round)
         done = self._completed(updates, step, specs, turn, "sum")
@@ -444,22 +508,23 @@ class ClientGroup:
         return replace(done, lacks_noise=False)
 
     def _personalized(self, who, message, round):
-        """Personalise users of the clients of a mask: first where they have updated, then others.
+        """Personalise users of the method's clients of a mask: first those that have updated.
 
         The message has the announcement and the model.
         """
-        block, key, result = self.block, self.keys.at(round), []
-        old, new = who & self._has_updated, who & ~self._has_updated
+        block, key, result = self._inner, self.keys.at(round), []
+        updated = self._mask_of_units(self._has_updated)
+        old, new = who & updated, who & ~updated
         if old.any():
             turn, places = RoundMasks(old, old, False), np.arange(block.n_users)
-            with _naming_clients(self.client_ids, WHEN):
+            with _naming_clients(self._names, WHEN):
                 state = self.algorithm.personalize(
                     block, self.state, message.of(block.clients), turn, key
                 )
             result.append(Personalized(block, places, block.users_of(old), state))
         if new.any():
             part, places = block.part(new), np.flatnonzero(block.users_of(new))
-            ids = self.client_ids[new]
+            ids = self._names[new]
             state = newcomers(self.algorithm, part, ids, message.of(part.clients), key)
             result.append(Personalized(part, places, np.ones(len(places), dtype=bool), state))
         return result
@@ -467,7 +532,7 @@ class ClientGroup:
     def _attributes(self, who, personalized, codes):
         """Return users' attributes in their order; `codes` are theirs for the method, if others."""
         users, attributes = [], []
-        numbers = _numbers(self.block.users_of(who))
+        numbers = _numbers(self._inner.users_of(who))
         for block, places, wanted, state in personalized:
             if codes is not None:
                 block = replace(block, users=codes[places])
@@ -478,9 +543,9 @@ class ClientGroup:
 
     def _measure(self, who, personalized, message, held_out):
         """Return the sums of the clients of a mask over their held-out rows, by metric."""
-        block = self.block.part(who)
+        block = self._inner.part(who)
         # Users of these rows are numbered among those of the clients asked.
-        own = self._attributes(who, personalized, _numbers(self.block.users_of(who)))
+        own = self._attributes(who, personalized, _numbers(self._inner.users_of(who)))
         of_items = self.algorithm.server_attributes(message.of(block.clients))
         sizes = {"n_users_": block.n_users, "n_items_": block.n_items}
         model = self.algorithm.model(of_items | own | sizes)
@@ -509,7 +574,7 @@ class ClientGroup:
         kept : bool
             Whether to use the state that clients have kept under the best model.
         """
-        everyone = np.ones(self.block.n_clients, dtype=bool)
+        everyone = np.ones(self._inner.n_clients, dtype=bool)
         users = self._personalized(everyone, message, round)
         attributes = self._attributes(everyone, users, self._codes)
         if self._kept is None or not kept:

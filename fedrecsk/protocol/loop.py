@@ -59,7 +59,8 @@ class Loop(ABC, Generic[A, R]):
     def is_over(self) -> bool:
         """Whether all rounds were run, or early stopping has ended them."""
         server = self.server
-        return server.round >= server.plan.rounds(server.n_clients) or server.stopping.stopped
+        n_rounds = server.plan.rounds(server.plan.units(server))
+        return server.round >= n_rounds or server.stopping.stopped
 
     def round(self) -> R | None:
         """Run one round; return what `close` does, None if early stopping has ended the fit."""

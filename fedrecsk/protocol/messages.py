@@ -53,13 +53,15 @@ class Registration(NamedTuple):
 class ClientCodes(NamedTuple):
     """Codes that the server assigns to clients and to the first user of each.
 
-    Draws that clients and server share have the key `shared`. `n_clients` have registered so far.
+    Draws that clients and server share have the key `shared`. `n_clients` with `n_users` have
+    registered so far.
     """
 
     clients: np.ndarray
     first_users: np.ndarray
     shared: Key
     n_clients: int
+    n_users: int
 
 
 # ---------------------------------------------------------------------- from the server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from fedrecsk.protocol.algorithm import PlansRounds, extended
 
@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.evaluation import Scoring
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.participation import Sampling
+
+    class Counted(Protocol):
+        """The data of a fit, or its server."""
+
+        @property
+        def n_clients(self) -> int: ...
+        @property
+        def n_users(self) -> int: ...
+
 
 # What becomes of uploads on their way to the server. "sum": those of a block are added up as soon
 # as they are computed; "single": each is looked at before; "held": the server combines single ones;
@@ -76,12 +85,22 @@ class FitPlan:
     draws_each: bool = False
 
     @property
+    def by_user(self) -> bool:
+        """Whether clients run the method for each user apart, and add the uploads up."""
+        mechanism = self.federation.central_dp
+        return mechanism is not None and mechanism.unit == "user"
+
+    @property
     def traits(self) -> Traits:
         """Traits of the algorithm."""
         return self.algorithm.traits
 
+    def units(self, fit: Counted) -> int:
+        """Return the number of the method's clients in a fit: users, if it treats them apart."""
+        return fit.n_users if self.by_user else fit.n_clients
+
     def rounds(self, n_clients: float) -> int:
-        """Return the number of rounds of a fit to `n_clients` clients."""
+        """Return the number of rounds of a fit to `n_clients` of the method's clients."""
         if self.n_rounds is not None:
             return self.n_rounds
         return extended(self.algorithm, PlansRounds).rounds(self.sampling, n_clients)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import sparse
 
 from fedrecsk.compression._compressors import BlockCompressor
 from fedrecsk.privacy.central_dp import clip_updates, round_updates
@@ -21,7 +22,9 @@ from fedrecsk.updates import (
     HeldUpdates,
     SparseRows,
     Summed,
+    Update,
     Updates,
+    add_sums,
     all_finite,
     joined,
     through,
@@ -45,6 +48,13 @@ if TYPE_CHECKING:
 
 # The field of every message that tells clients the clip, and the variance of their shares.
 TERMS = "privacy_terms"
+
+
+def as_sent(specs: dict[str, FieldSpec], federation: Federation) -> dict[str, FieldSpec]:
+    """Return the specs of what crosses: clipped integers are real numbers."""
+    if federation.central_dp is None:
+        return specs
+    return {name: spec.real for name, spec in specs.items()}
 
 
 def completed(
@@ -156,13 +166,15 @@ def stages(
     forge: Forge | None = None,
     *,
     each: bool,
+    clips: bool = True,
     is_setup: bool = False,
 ) -> list[Stage]:
     """List functions of ClientUpdates: what becomes of updates before they leave the clients.
 
     `key` is the clients' private one, and `message` may have the terms of central privacy. Clients
     that an adversary controls `forge`, and add no noise. `each`: every client draws its own noise,
-    even if one draw of the sum would do. Answers in the set-up are neither forged nor compressed.
+    even if one draw of the sum would do. `clips`: they have not been clipped before, user by user.
+    Answers in the set-up are neither forged nor compressed.
     """
     compressor, local, central = federation.compression, federation.local_dp, federation.central_dp
     compresses = compressor is not None and compressor.up and not is_setup
@@ -179,11 +191,52 @@ def stages(
         adds = central.noise == "clients" and forge is None
         says_short = central.quantile is not None and not is_setup
         terms = {"clip": float(bound), "field_weights": central.field_weights or {}}
-        result.append(partial(_clip, **terms, adds=adds, is_late=not each, says_short=says_short))
+        given = {"clips": clips, "says_short": says_short}
+        result.append(partial(_clip, **terms, **given, adds=adds, is_late=not each))
         if central.noise == "clients":
             own = float(variance) if adds and each else 0.0
             result.append(partial(round_updates, **terms, variance=own, key=key))
     return result
+
+
+def of_users(federation: Federation, message: Message) -> list[Stage]:
+    """List what becomes of each user's updates before a client adds them up."""
+    central = federation.central_dp
+    assert central is not None
+    terms = {"clip": float(message[TERMS].values[0]), "field_weights": central.field_weights or {}}
+    result = [partial(_clip, **terms, clips=True, says_short=False, adds=False, is_late=False)]
+    if central.noise == "clients":
+        result.append(partial(round_updates, **terms, variance=0.0, key=None))
+    return result
+
+
+def added_up_by(
+    updates: ClientUpdates, through_stages: Sequence[Stage], owners: NDArray[np.int64], n: int
+) -> Updates:
+    """Pass users' updates through stages, and add them up by their owners, which are 0 to n - 1."""
+    specs, totals, is_finite = updates.specs, [], np.zeros(n, dtype=bool)
+    for owner in range(n):
+        sums = {}
+        for tile in updates.take(owners == owner).tiles():
+            done = through(tile, through_stages).added_up()
+            is_finite[owner] |= done.accepted.any()
+            add_sums(sums, done.fields)
+        totals.append({name: _rows_of(sums.get(name), spec) for name, spec in specs.items()})
+    fields = {
+        name: SparseRows.listed([one[name] for one in totals], spec.real)
+        for name, spec in specs.items()
+    }
+    return Updates(fields, is_finite, np.bincount(owners, minlength=n) > 0)
+
+
+def _rows_of(total, spec):
+    """Return the rows of a sum that are not zero as an Update; None: nothing was added up."""
+    if total is None:
+        return Update(np.arange(0), np.zeros((0, *spec.shape[1:])))
+    if sparse.issparse(total):
+        return Update(total.indices, total.data[:, None])
+    rows = np.flatnonzero(total.reshape(len(total), -1).any(axis=1))
+    return Update(rows, total[rows])
 
 
 def protected(
@@ -245,9 +298,11 @@ def _compress(updates, *, federation, key):
     return replace(updates, sizes=sizes)
 
 
-def _clip(updates, *, clip, field_weights, adds, is_late, says_short):
+def _clip(updates, *, clip, field_weights, clips, adds, is_late, says_short):
     """Clip each client's whole update, and count what the server must know to add noise."""
-    clipped, is_short = clip_updates(updates, clip, field_weights)
+    clipped, is_short = updates, np.ones(len(updates.clients), dtype=bool)
+    if clips:
+        clipped, is_short = clip_updates(updates, clip, field_weights)
     clipped = clipped.without_broken()
     n_accepted = clipped.n_accepted
     n_shares = n_accepted if adds else 0

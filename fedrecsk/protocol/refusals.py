@@ -76,6 +76,18 @@ def _loses_clips(plan):
     return plan.federation.central_dp.quantile and _is_stale(plan)
 
 
+def _parts_no_users(plan):
+    if not plan.by_user:
+        return None
+    if plan.traits.n_exchanges:
+        return "lets clients send to one another"
+    return None if plan.traits.single_uploads else "has no trait single_uploads"
+
+
+def _forges_by_user(plan):
+    return plan.by_user and plan.federation.adversary.forges
+
+
 def _is_not_stale(plan):
     is_apart = plan.traits.treats_clients_apart or plan.traits.chooses_cohorts
     return plan.federation.is_asynchronous and (is_apart or not plan.traits.takes_stale)
@@ -220,6 +232,10 @@ _TEXTS: dict[tuple[Where, str, Applies], str] = {
     "or use a method whose server needs sums only.",
     ("fit", "central_dp", lambda p: p.traits.chooses_cohorts): "{name} chooses its cohorts "
     "itself, and how often a client takes part may then depend on the data; set central_dp=None.",
+    ("fit", "central_dp", _parts_no_users): "{name} cannot treat each user of a client apart, as "
+    'CentralDP(unit="user") asks for, because it {found}; set unit="client".',
+    ("fit", "adversary", _forges_by_user): "{kind} forges the uploads of clients, and with "
+    'CentralDP(unit="user") clients add up those of their users; set unit="client".',
     ("fit", "central_dp", _spent): "CentralDP(epsilon={found}) is spent by the planned rounds, "
     "and warm_start would add more; set noise_multiplier instead of epsilon, so that privacy_ "
     "adds up what each fit spends.",

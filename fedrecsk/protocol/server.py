@@ -146,7 +146,9 @@ class Server:
         places = self._added(registrations)
         self.releases: CentralNoise | None = None
         if self.federation.central_dp is not None:
-            self.releases = CentralNoise.of(self.plan, self.n_clients, self.key, self.secret)
+            given = self.plan, self.n_clients, self.key, self.secret, self.n_users
+            self.releases = CentralNoise.of(*given)
+            self.releases.check_range(int(self._user_counts.max()))
         self.ledger: Ledger = Ledger(self.client_ids)
         self.ledger.clock = self.clock
         self.downlink: Downlink = Downlink(
@@ -192,7 +194,7 @@ class Server:
         codes[order] = first + np.arange(n_new)
         ends = np.cumsum([len(one.client_ids) for one in registrations])
         return [
-            ClientCodes(own, self._first_users[own], self.key, self.n_clients)
+            ClientCodes(own, self._first_users[own], self.key, self.n_clients, self.n_users)
             for own in np.split(codes, ends[:-1])
         ]
 
@@ -205,7 +207,12 @@ class Server:
 
     @property
     def _catalogue(self):
-        return Catalogue(len(self.item_ids), self.n_clients, self.rating_range)
+        return Catalogue(len(self.item_ids), self.plan.units(self), self.rating_range)
+
+    @property
+    def _user_counts(self):
+        """Number of users of each client."""
+        return np.diff(self._first_users, append=self.n_users)
 
     @property
     def _everyone(self):
@@ -314,6 +321,9 @@ class Server:
         message = self._declared(self.algorithm.broadcast(self.state, key))
         self.ledger.open("round", self.round)
         part = self._planned(message, key)
+        if self.plan.by_user and self.releases is not None:
+            chosen = part.active | part.dropped
+            self.releases.expect(int(self._user_counts[chosen].sum()))
         if self.round == 0 and self.federation.compression is not None:
             self._warn_of_idle_compression(message or {})
         delta = self.algorithm.delta(self.state)

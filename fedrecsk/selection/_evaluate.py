@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 
-from fedrecsk._utils.parameters import checked, suggest
+from fedrecsk._utils.constraints import AtLeast1, Finite, Positive, Seed
+from fedrecsk._utils.parameters import checked, limits_of, suggest
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.cluster import _frames
 from fedrecsk.data._mistakes import check_order
@@ -29,25 +32,13 @@ from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import Sampling
-from fedrecsk.protocol.protection import measured, protected, stages
+from fedrecsk.protocol.protection import added_up_by, measured, of_users, protected, stages
 from fedrecsk.protocol.secure_accounts import aligned_size
 from fedrecsk.selection._report import EvaluationReport
 from fedrecsk.updates import ClientUpdates, SparseRows
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
 # With 6,040 clients, CKKS holds numbers up to 1.3.
 DIVISOR = 2.0**16
-KINDS = {
-    "n_negatives": [Interval(Integral, 1, None, closed="left"), None],
-    "threshold": [Interval(Real, None, None, closed="neither"), None],
-    "largest_error": [Interval(Real, 0, None, closed="neither"), None],
-    "epsilon": [Interval(Real, 0, 1e6, closed="right"), None],
-    "random_state": ["random_state"],
-}
 
 
 @suggest
@@ -58,11 +49,11 @@ def federated_evaluate(
     *,
     metrics: str | Sequence[str] | None = None,
     clients: ArrayLike | None = None,
-    n_negatives: int | None = None,
-    threshold: float | None = None,
-    largest_error: float | None = None,
-    epsilon: float | None = None,
-    random_state: int | np.random.RandomState | None = None,
+    n_negatives: AtLeast1 | None = None,
+    threshold: Finite | None = None,
+    largest_error: Positive | None = None,
+    epsilon: Annotated[float, Interval(Real, 0, 1e6, closed="right")] | None = None,
+    random_state: Seed = None,
 ) -> EvaluationReport:
     """Evaluate a fitted federated model on rows that stay with the clients.
 
@@ -142,7 +133,7 @@ def federated_evaluate(
     """
     given = {"n_negatives": n_negatives, "threshold": threshold, "epsilon": epsilon}
     given |= {"largest_error": largest_error, "random_state": random_state}
-    checked("federated_evaluate", KINDS, **given)
+    checked("federated_evaluate", limits_of(federated_evaluate), **given)
     transformers, recommender = unwrap(model)
     if not isinstance(recommender, FederatedRecommender):
         raise TypeError(
@@ -169,15 +160,17 @@ def federated_evaluate(
         scheme.plan(len(rows.client_ids))
     seed = int(check_random_state(random_state).randint(2**31 - 1))
     model, seen = recommender._model(), recommender._seen
-    found = scoring.measure(
-        model, seen, rows.held_out, rows.clients, rows.codes, Key(seed), rows.places
-    )
+    mechanism = federation.central_dp
+    by_user = mechanism is not None and mechanism.unit == "user"
+    owners = np.arange(rows.held_out.n_users) if by_user else rows.clients
+    found = scoring.measure(model, seen, rows.held_out, owners, rows.codes, Key(seed), rows.places)
     secret = None
     if isinstance(random_state, Integral):
         # Otherwise the noise of two evaluations with the same seed could be subtracted.
-        identity = repr((seed, scoring, epsilon)).encode() + b"".join(
-            np.ascontiguousarray(one).tobytes() for one in (*found.values(), rows.codes)
-        )
+        given = sorted(federation.get_params().items())
+        identity = repr((seed, scoring, epsilon, given, rows.client_ids.tolist())).encode()
+        arrays = *found.values(), rows.codes, rows.clients
+        identity += b"".join(np.ascontiguousarray(one).tobytes() for one in arrays)
         secret = Key(int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest()) >> 1)
     return _summed(scoring, federation, recommender, rows, found, Key(seed), secret)
 
@@ -216,7 +209,12 @@ def _federation(model, epsilon):
         wire_dtype=federation.wire_dtype,
         secure_aggregation=federation.secure_aggregation,
         central_dp=mechanism
-        and CentralDP(epsilon=epsilon, delta=mechanism.delta, noise=mechanism.noise),
+        and CentralDP(
+            epsilon=epsilon,
+            delta=mechanism.delta,
+            noise=mechanism.noise,
+            unit=mechanism.unit,
+        ),
     )
 
 
@@ -323,7 +321,14 @@ def _summed(scoring, federation, model, rows, found, key, secret):
         federation._set(central_dp__clip=float(np.sqrt(3 * len(scoring.metrics))))
         sizes = {"setup": 1, "round": sum(spec.size for spec in specs.values())}
         # One round of all clients.
-        uploads = PlannedUploads(n_clients, sizes, 0, 1, uses=1, probability=1.0, cohort=n_clients)
+        uploads = PlannedUploads(
+            *(n_clients, sizes, 0, 1),
+            uses=1,
+            probability=1.0,
+            cohort=n_clients,
+            n_users=rows.held_out.n_users,
+            by_user=plan.by_user,
+        )
         releases = CentralNoise(federation, sampling, uploads, secret)
         terms = releases.terms(key)
     ledger = Ledger(rows.client_ids)
@@ -339,7 +344,7 @@ def _summed(scoring, federation, model, rows, found, key, secret):
     if terms is not None:
         downlink.add(terms, part.receives)
     total = StepTotal(uplink, specs)
-    total.add(_updates(specs, fields, part, plan, secret or key, terms))
+    total.add(_updates(specs, fields, rows.clients, part, plan, secret or key, terms))
     ledger.count(participants=part.active.sum(), dropped=part.dropped.sum())
     upload = uplink.close(total, key)
     if upload is None:
@@ -377,13 +382,18 @@ def report_of(
     )
 
 
-def _updates(specs, fields, part, plan, key, terms):
+def _updates(specs, fields, owners, part, plan, key, terms):
     """Return what clients send, after clipping, rounding and noise."""
-    federation, uploads = plan.federation, plan.uploads()
+    federation, uploads, n_clients = plan.federation, plan.uploads(), len(part.active)
     each = uploads == "held" or plan.draws_each
-    updates = single_updates(specs, fields, np.arange(len(part.active)), 0, federation.wire_dtype)
+    if plan.by_user:
+        given = np.arange(len(owners)), 0, federation.wire_dtype
+        of_each = single_updates(specs, fields, *given)
+        summed = added_up_by(of_each, of_users(federation, terms), owners, n_clients)
+        fields = {name: rows.whole() for name, rows in summed.fields.items()}
+    updates = single_updates(specs, fields, np.arange(n_clients), 0, federation.wire_dtype)
     updates.accepted = updates.arrives = part.active & part.delivers
-    through = stages(federation, key, terms, each=each)
+    through = stages(federation, key, terms, each=each, clips=not plan.by_user)
     return protected(updates.take(part.active), through, uploads)
 
 

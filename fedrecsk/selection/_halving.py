@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import rankdata
 from sklearn.exceptions import FitFailedWarning
 
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._checks import Diverged
 from fedrecsk.privacy.report import PrivacyReport
+from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import SideBySide
 from fedrecsk.protocol.messages import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from fedrecsk.protocol.keys import Key
     from fedrecsk.selection._noise import Noise
 
 
@@ -243,7 +241,7 @@ class Halving(Generic[C]):
         ledgers = [Ledger.side_by_side([one.ledger for one in self.candidates])]
         reports = [one.privacy for one in self.candidates]
         if noise is not None:
-            reports.append(noise.report(sum(n_candidates)))
+            reports.append(noise.report(sum(n_candidates), reports[0]))
         n_rounds, history = self.cuts[-1][0], self._history(ledgers[0])
         if model is not None:
             n_rounds += model.n_rounds_

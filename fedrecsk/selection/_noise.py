@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fedrecsk.privacy import central_dp
+from fedrecsk.privacy import CentralDP, central_dp
 from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.central_noise import PlannedUploads, planned_events
 from fedrecsk.protocol.evaluation import Metric, Scoring
 from fedrecsk.protocol.keys import Key
-
-if TYPE_CHECKING:
-    from fedrecsk.privacy import CentralDP
-    from fedrecsk.protocol.links import StepTotal
-    from fedrecsk.protocol.server import Server
+from fedrecsk.protocol.links import StepTotal
+from fedrecsk.protocol.server import Server
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,8 @@ class Noise:
         (noisy,), _ = central_dp.noisy_sum(sums, 1.0, self.of_scores, 1, generator)
         return metric.mean(metric.unit(most) * float(noisy), releases.expected)
 
-    def report(self, n_scores: int) -> PrivacyReport:
-        """Report what this many scores guarantee."""
+    def report(self, n_scores: int, of_fit: PrivacyReport) -> PrivacyReport:
+        """Report what this many scores guarantee, for those whom a fit's report names."""
         event = Event("gaussian", self.of_scores, n_scores)
         return PrivacyReport(
             mechanism="central noise",
@@ -64,8 +61,8 @@ class Noise:
             epsilon=epsilon_of([event], self.delta),
             server_sees="exact sums",
             delta=self.delta,
-            neighbours="one client more or less",
-            trust="the server",
+            neighbours=of_fit.neighbours,
+            trust=of_fit.trust,
             events=(event,),
         )
 

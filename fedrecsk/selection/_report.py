@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from numpy.typing import NDArray
 
 from fedrecsk._utils import html
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from fedrecsk.privacy import PrivacyReport
-    from fedrecsk.protocol import Ledger
+from fedrecsk.privacy import PrivacyReport
+from fedrecsk.protocol import Ledger
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
 from sklearn.model_selection import ParameterGrid, ParameterSampler
 from sklearn.pipeline import Pipeline
-from sklearn.utils import check_random_state, get_tags
+from sklearn.utils import Tags, check_random_state, get_tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
@@ -35,14 +36,6 @@ from fedrecsk.selection._noise import check_private, noise_of_a_search
 from fedrecsk.simulation import continuing
 from fedrecsk.simulation.both_sides import parameters_of_a_run
 from fedrecsk.simulation.run import Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
-
-    from numpy.typing import ArrayLike, NDArray
-    from sklearn.utils import Tags
-
 
 # Parameters that say how to fit and not what; candidates have the same.
 FIXED = {
@@ -497,7 +490,8 @@ class _Simulated(Candidate):
         plan.scoring.check(plan, self.data.n_items)
         if self.data.features is None and self.data.fingerprint() == first.data.fingerprint():
             self.data = first.data
-        self.n_rounds = model._plan().rounds(self.data.n_clients)
+        plan = model._plan()
+        self.n_rounds = plan.rounds(plan.units(self.data))
         for name in {"n_features_in_", "feature_names_in_"} & vars(self.method).keys():
             setattr(model, name, getattr(self.method, name))
 

@@ -60,11 +60,15 @@ def secret_of(estimator: FederatedMethod, data: Population, key: Key) -> Key:
     mechanism = estimator._setting().central_dp
     if mechanism is not None and mechanism.epsilon is not None:
         # The noise then depends on the planned rounds.
-        parameters["n_rounds"] = estimator._plan().rounds(data.n_clients)
+        plan = estimator._plan()
+        parameters["n_rounds"] = plan.rounds(plan.units(data))
     parameters.pop("random_state", None)
     # The clock changes no upload.
     clock = "federation__devices", "federation__schedule"
     parameters = {n: value for n, value in parameters.items() if not n.startswith(clock)}
+    # So that fits without it draw what they drew before it was there.
+    if parameters["federation__central_dp__unit"] == "client":
+        del parameters["federation__central_dp__unit"]
     identity = repr((key.seed, data.fingerprint(), sorted(parameters.items(), key=str)))
     digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
     return Key(int.from_bytes(digest) >> 1)
@@ -96,6 +100,7 @@ def clients_of(
     client_ids: np.ndarray,
     histories: NDArray[np.int64],
     *,
+    user_codes: NDArray[np.int64] | None = None,
     shared: dict[int, SharedHistory],
     held_out: Interactions | None = None,
     forger: ActiveAttack | None = None,
@@ -108,6 +113,7 @@ def clients_of(
             forge = forger.forge
         if held_out is not None:
             rest = _blocks.of_clients(held_out, block.clients)
+        own = None if user_codes is None else user_codes[block.users]
         clients.append(
             ClientGroup(
                 plan,
@@ -118,9 +124,19 @@ def clients_of(
                 held_out=rest,
                 forge=forge,
                 client_ids=client_ids[block.clients],
+                user_codes=own,
             )
         )
     return clients
+
+
+def user_codes_of(plan: FitPlan, data: Interactions) -> NDArray[np.int64] | None:
+    """Return the codes that users have in draws if they are clients; None if they are not."""
+    if not plan.by_user:
+        return None
+    codes = np.empty(data.n_users, dtype=np.int64)
+    codes[np.argsort(data.user_ids.values, kind="stable")] = np.arange(data.n_users)
+    return codes
 
 
 def server_of(estimator: FederatedMethod, plan: FitPlan, data: Population, key: Key) -> Server:

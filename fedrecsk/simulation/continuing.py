@@ -124,9 +124,13 @@ def _remember(run, before):
 def _codes(run, other, clients, name):
     """Return numbers in a run of the "users", "clients" or "rows" of another's clients, or -1."""
     block, data, known = clients.block, run.data, other.data
+    codes = data.user_ids.codes(known.user_ids.values[block.users])
     if name == "users":
-        return data.user_ids.codes(known.user_ids.values[block.users])
-    codes = pd.Index(run.client_ids).get_indexer(clients.client_ids)
+        return codes
+    if clients.plan.by_user:
+        block = block.by_user()
+    else:
+        codes = pd.Index(run.client_ids).get_indexer(clients.client_ids)
     if name == "clients":
         return codes
     codes = np.repeat(codes, block.row_counts)

@@ -12,14 +12,16 @@ import copy
 import hashlib
 import time
 import uuid
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.sklearn_compat import clone
@@ -33,42 +35,40 @@ from fedrecsk.data.ids import Ids
 from fedrecsk.data.interactions import Population
 from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol import refusals
+from fedrecsk.protocol.clients import ClientGroup
+from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation
+from fedrecsk.protocol.server import Server
 from fedrecsk.simulation import both_sides
 from fedrecsk.simulation.dask_workers import (
     NOTHING,
+    BlockNumber,
     Holder,
     Masks,
     Placing,
+    Sum,
+    Summary,
+    Sums,
     add_node,
     plus,
     plus_sums,
     read,
     take_model,
 )
-from fedrecsk.simulation.run import Run, complete, fitted_attributes, timed
+from fedrecsk.simulation.run import Run, Seen, complete, fitted_attributes, timed
+from fedrecsk.updates import ClientUpdates, FieldSpec
+from fedrecsk.updates._client_updates import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import Any, Self, TypeVar
-
     from dask.dataframe import DataFrame, Series
     from dask.delayed import Delayed
     from distributed import Actor, Client, Future
-    from numpy.typing import NDArray
 
     from fedrecsk.protocol.blocks import Attributes
-    from fedrecsk.protocol.clients import ClientGroup
-    from fedrecsk.protocol.messages import Message, Registration
-    from fedrecsk.protocol.server import Server
-    from fedrecsk.simulation.dask_workers import BlockNumber, Sum, Summary, Sums
     from fedrecsk.simulation.method import FederatedMethod
-    from fedrecsk.simulation.run import Seen, Trained
-    from fedrecsk.updates import ClientUpdates, FieldSpec
-    from fedrecsk.updates._client_updates import Stage
+    from fedrecsk.simulation.run import Trained
 
-    T = TypeVar("T")
-
+T = TypeVar("T")
 # How often workers may be lost in one fit.
 MOST_LOSSES = 3
 # Seconds to wait for a worker in the place of one that was lost.
@@ -257,25 +257,28 @@ class Held:
         return self.of(blocks), function, *packed
 
 
+@dataclass(eq=False)
 class HeldElsewhere:
     """HeldUpdates of all clients, on the workers."""
 
-    def __init__(
-        self, cluster: Cluster, updates: ClientUpdates, stages: tuple[Stage, ...] = ()
-    ) -> None:
-        self.cluster = cluster
-        self.updates = updates
-        self.stages = stages
-        self.clients: NDArray[np.int64] = updates.clients[updates.accepted]
-        self.specs: Mapping[str, FieldSpec] = updates.specs
+    cluster: Cluster
+    updates: ClientUpdates
+    stages: tuple[Stage, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.clients: NDArray[np.int64] = self.updates.clients[self.updates.accepted]
+        self.specs: Mapping[str, FieldSpec] = self.updates.specs
 
     def each(self, function: Callable[[ClientUpdates], T]) -> Iterator[T]:
         """Yield a function of each tile."""
-        return self.cluster.each(function, self.stages)
+        for _, answers in self.cluster._asked("each", lambda _: (function, self.stages)):
+            yield from answers
 
     def added(self, function: Callable[[ClientUpdates], Sums]) -> Sums:
         """Add up a function of the tiles, a dict of arrays."""
-        return self.cluster.added(function, self.stages)
+        cluster = self.cluster
+        answers = cluster._merged("added", lambda _: (function, self.stages))
+        return cluster._root(cluster.holders, answers, plus_sums, {})
 
     def then(self, stage: Stage) -> HeldElsewhere:
         """Return the updates after another stage."""
@@ -283,17 +286,22 @@ class HeldElsewhere:
 
     def single(self, client: int) -> ClientUpdates:
         """Return the update of one accepted client, by its place among them."""
-        return self.cluster.single(self.clients[client], self.stages)
+        code, cluster = self.clients[client], self.cluster
+        holders = [one for one in cluster.holders if code in one.codes]
+        ((_, update),) = cluster._asked("single", lambda _: (code, self.stages), holders)
+        return update
 
 
+@dataclass(eq=False)
 class Cluster:
     """The holders of all partitions (Delayed `rows`), and the checkpoint of their clients."""
 
-    def __init__(self, client: Client, rows: list[Delayed], n_jobs: int | None) -> None:
-        self.client = client
-        self.rows = rows
-        self.n_jobs = n_jobs
-        self.n_partitions: int = len(rows)
+    client: Client
+    rows: list[Delayed]
+    n_jobs: int | None
+
+    def __post_init__(self) -> None:
+        self.n_partitions: int = len(self.rows)
         self.holders: list[Held] = []
         self.checkpoint: Checkpoint = Checkpoint()
         self.n_workers: int = 0
@@ -401,10 +409,6 @@ class Cluster:
             raise errors[0]
         return dict(sorted(registrations.items()))
 
-    def progress(self) -> dict[BlockNumber, ClientGroup]:
-        """Return all clients, without their rows."""
-        return self._merged("progress")
-
     def resume(self, progress: dict[BlockNumber, ClientGroup]) -> None:
         """Replace all clients by those of a checkpoint."""
         blocks = list(progress)
@@ -436,24 +440,6 @@ class Cluster:
         for node, sum in (dict.fromkeys(((0, n) for n in silent), nothing) | answers).items():
             add_node(totals, node, sum, self.n_partitions, plus)
         return totals.popitem()[1]
-
-    def each(
-        self, function: Callable[[ClientUpdates], T], stages: tuple[Stage, ...]
-    ) -> Iterator[T]:
-        """Yield a function of each tile of the single updates that the workers hold."""
-        for _, answers in self._asked("each", lambda _: (function, stages)):
-            yield from answers
-
-    def added(self, function: Callable[[ClientUpdates], Sums], stages: tuple[Stage, ...]) -> Sums:
-        """Add up a function of the tiles, a dict of arrays."""
-        answers = self._merged("added", lambda _: (function, stages))
-        return self._root(self.holders, answers, plus_sums, {})
-
-    def single(self, code: int, stages: tuple[Stage, ...]) -> ClientUpdates:
-        """Return the update of one client (its code)."""
-        holders = [one for one in self.holders if code in one.codes]
-        ((_, update),) = self._asked("single", lambda _: (code, stages), holders)
-        return update
 
     def _holding(self, blocks):
         return [one for one in self.holders if one.of(blocks)]
@@ -578,7 +564,9 @@ class ClusterRun(Run):
         """Let clients update, close the round, and make a checkpoint if one is due."""
         seen = super().ask_round(participation, message)
         if self.cluster.checkpoint.is_due(self.server.round):
-            self.cluster.checkpoint.save(self.identity, (self.server, self.cluster.progress()))
+            self.cluster.checkpoint.save(
+                self.identity, (self.server, self.cluster._merged("progress"))
+            )
         return seen
 
     def registrations(self) -> list[Registration]:
@@ -589,9 +577,13 @@ class ClusterRun(Run):
         """Make all clients on the workers; return their Registrations by block."""
         server, data = self.server, self.data
         keys, codes = both_sides.keys_of(server), {}
+        user_codes = both_sides.user_codes_of(server.plan, data)
         for number, summary in data.summaries.items():
             own = np.searchsorted(data.client_ids, summary.client_ids)
-            codes[number] = own, data.client_indptr[own]
+            of_users = None
+            if user_codes is not None:
+                of_users = user_codes[data.user_ids.codes(summary.user_ids)]
+            codes[number] = own, data.client_indptr[own], of_users
         n_rows = sum(one.n_rows for one in data.summaries.values())
         size = _blocks.block_size(n_rows, data.n_items)
         placing = Placing(

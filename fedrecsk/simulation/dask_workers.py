@@ -9,12 +9,15 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+from pandas import DataFrame
 
 from fedrecsk._utils.kernels import seconds_compiling
 from fedrecsk._utils.sklearn_compat import get_threadpool_controller
@@ -28,32 +31,25 @@ from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol.clients import ClientGroup
 from fedrecsk.protocol.early_stopping import hold_out
 from fedrecsk.protocol.keys import Keys
+from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation
+from fedrecsk.protocol.plan import FitPlan
 from fedrecsk.simulation import both_sides
-from fedrecsk.updates import add_sums, joined
+from fedrecsk.updates import ClientUpdates, HeldUpdates, add_sums, joined
+from fedrecsk.updates._client_updates import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Self, TypeVar
-
-    from numpy.typing import NDArray
-    from pandas import DataFrame
-
     from fedrecsk.protocol.blocks import Attributes
-    from fedrecsk.protocol.messages import Message, Registration
-    from fedrecsk.protocol.plan import FitPlan
     from fedrecsk.simulation.method import FederatedMethod
-    from fedrecsk.updates import ClientUpdates, HeldUpdates
-    from fedrecsk.updates._client_updates import Stage
 
-    # Warnings: their categories and texts.
-    Texts = list[tuple[type[Warning], str]]
-    # Number of a partition, and of a block in it.
-    BlockNumber = tuple[int, int]
-    # Level and place in the binary tree of sums.
-    Node = tuple[int, int]
-    Sums = dict[str, np.ndarray]
-    T = TypeVar("T")
+# Warnings: their categories and texts.
+Texts = list[tuple[type[Warning], str]]
+# Number of a partition, and of a block in it.
+BlockNumber = tuple[int, int]
+# Level and place in the binary tree of sums.
+Node = tuple[int, int]
+Sums = dict[str, np.ndarray]
+T = TypeVar("T")
 
 
 class Rows(NamedTuple):
@@ -99,7 +95,10 @@ class Summary(NamedTuple):
 
 
 class Placing(NamedTuple):
-    """What a worker must know to make its clients; `codes` by partition: theirs, first users'."""
+    """What a worker must know to make its clients.
+
+    `codes` are by partition: theirs, those of their first users, and those of users in draws.
+    """
 
     method: FederatedMethod
     plan: FitPlan
@@ -108,11 +107,13 @@ class Placing(NamedTuple):
     item_ids: Ids
     # Of a fit in one process, because each block makes a sum over all items.
     block_size: int
-    codes: dict[int, tuple[np.ndarray, np.ndarray]]
+    codes: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray | None]]
 
     def all_codes(self) -> NDArray[np.int64]:
         """Return the codes of all clients, ascending."""
-        return np.sort(np.concatenate([np.empty(0, int), *(own for own, _ in self.codes.values())]))
+        return np.sort(
+            np.concatenate([np.empty(0, int), *(own for own, *_ in self.codes.values())])
+        )
 
 
 class Masks(NamedTuple):
@@ -195,12 +196,14 @@ class Holder:
         """Make the Clients; return their Registrations by block, and the errors of checks."""
         plan, shared, registrations, errors = placing.plan, {}, {}, []
         histories = both_sides.histories_of(plan, placing.n_clients, placing.keys.shared)
-        for number, (codes, first_users) in placing.codes.items():
+        for number, (codes, first_users, user_codes) in placing.codes.items():
             data, item_ids = self.rows[number].data, placing.item_ids
             # Items of the whole catalogue, in which they are ascending.
             items = np.searchsorted(item_ids.values, data.item_ids.values).astype(np.int32)
             data = replace(data, item_ids=item_ids, items=items[data.items])
-            users = _blocks.codes_of_users(data.client_indptr, first_users)
+            users = user_codes
+            if users is None:
+                users = _blocks.codes_of_users(data.client_indptr, first_users)
             training, rest = data, None
             if plan.holds_out is not None:
                 training, rest = hold_out(data, plan.holds_out, placing.keys.shared, users)
@@ -212,7 +215,7 @@ class Holder:
                 errors.append(placing.method._check_setting(plan, training, blocks))
             except ValueError as error:
                 errors.append(error)
-            others = {"shared": shared, "held_out": rest}
+            others = {"shared": shared, "held_out": rest, "user_codes": user_codes}
             clients = both_sides.clients_of(
                 plan, blocks, placing.keys, data.client_ids, own, **others
             )
@@ -228,14 +231,14 @@ class Holder:
         """Return all clients without their rows."""
         progress = {block: copy.copy(one) for block, one in self.clients.items()}
         for one in progress.values():
-            vars(one).update(block=None, held_out=None)
+            vars(one).update(block=None, held_out=None, _inner=None)
         return progress
 
     def resume(self, progress: dict[BlockNumber, ClientGroup]) -> None:
         """Replace clients by others, which have no rows yet."""
         for block, one in progress.items():
             here = self.clients[block]
-            vars(one).update(block=here.block, held_out=here.held_out)
+            vars(one).update(block=here.block, held_out=here.held_out, _inner=here._inner)
         self.clients |= progress
 
     def tell(

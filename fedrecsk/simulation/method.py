@@ -128,7 +128,8 @@ class FederatedMethod(Recommender):
         return self._algorithm().model(vars(self))
 
     def _n_tasks(self, data):
-        return self._plan().rounds(data.n_clients)
+        plan = self._plan()
+        return plan.rounds(plan.units(data))
 
     def set_params(self, **params: object) -> Self:
         """Set parameters; ``federation__...`` of a federation that is None makes one.
@@ -168,13 +169,15 @@ class FederatedMethod(Recommender):
         warn_of_cost(plan, data.n_clients)
         return data
 
-    def planned_privacy(self, n_clients: int) -> PrivacyReport:
+    def planned_privacy(self, n_clients: int, n_users: int | None = None) -> PrivacyReport:
         """Report what a fit with central privacy will guarantee, before it has begun.
 
         Parameters
         ----------
         n_clients : int
             Number of clients.
+        n_users : int or None, default=None
+            Number of their users. If None, each client has one.
 
         Returns
         -------
@@ -197,7 +200,7 @@ class FederatedMethod(Recommender):
         self._check_before_fit()
         seed = check_random_state(copy.deepcopy(self.random_state)).randint(2**31 - 1)
         plan = self._plan()
-        releases = CentralNoise.of(plan, n_clients, Key(int(seed)), Key(int(seed)))
+        releases = CentralNoise.of(plan, n_clients, Key(int(seed)), Key(int(seed)), n_users)
         return releases.planned(plan.server_sees)
 
     def _forget_features(self, users):

@@ -39,6 +39,7 @@ from fedrecsk.simulation.both_sides import (
     keys_of,
     parameters_of_a_run,
     server_of,
+    user_codes_of,
 )
 from fedrecsk.updates import weighted
 
@@ -146,8 +147,9 @@ class Run(Loop[StepTotal, "Seen"]):
             federation.adversary._check_method(method)
             attack = federation.adversary.enter(data, estimator._sees_ratings, key)
             training = attack.data
+        codes = user_codes_of(plan, data)
         if plan.holds_out is not None:
-            training, held_out = hold_out(training, plan.holds_out, key)
+            training, held_out = hold_out(training, plan.holds_out, key, codes)
         check_aggregator(plan, training)
         if federation.aggregator is not None and attack is not None:
             federation.aggregator._check_adversary(data.client_ids[attack.controlled])
@@ -158,7 +160,7 @@ class Run(Loop[StepTotal, "Seen"]):
         method._check_setting(plan, training, blocks)
         server = server_of(estimator, plan, data, key)
         server.clock = clock_of(federation, data, key)
-        others = {"shared": {}, "held_out": held_out, "forger": forger}
+        others = {"shared": {}, "held_out": held_out, "forger": forger, "user_codes": codes}
         keys = keys_of(server)
         clients = clients_of(plan, blocks, keys, data.client_ids, histories, **others)
         block_of_client = np.empty(data.n_clients, dtype=np.int64)
@@ -362,7 +364,7 @@ class Run(Loop[StepTotal, "Seen"]):
     def settle(self, estimator: FederatedMethod) -> None:
         """Take the parameters that may change between the rounds of one run."""
         server, now = self.server, estimator._plan()
-        given = {"n_rounds": now.rounds(len(self.client_ids)), "tol": now.tol}
+        given = {"n_rounds": now.rounds(now.units(self.data)), "tol": now.tol}
         server.plan = replace(server.plan, **given, patience=now.patience)
         server.stopping.tol = now.tol
         server.stopping.be_patient(now.patience)
@@ -435,7 +437,8 @@ def watch(
 def _resumed(estimator, data):
     run = getattr(estimator, "_run", None) if estimator.warm_start else None
     if run is not None:
-        n_rounds = estimator._plan().rounds(run.server.n_clients)
+        plan = estimator._plan()
+        n_rounds = plan.rounds(plan.units(run.server))
         parameters = parameters_of_a_run(estimator)
         check_resumable(run, data, parameters, "n_rounds", n_rounds, run.server.round)
     return run

@@ -290,7 +290,8 @@ def _public_catalogue(estimator, data):
 def _updated(estimator, data, arguments, changed, n_rounds):
     """Go on from the last fit with data in which the rows of these clients (ids) are others."""
     if n_rounds is None:
-        n_rounds = max(1, round(SHARE * estimator._plan().rounds(data.n_clients)))
+        plan = estimator._plan()
+        n_rounds = max(1, round(SHARE * plan.rounds(plan.units(data))))
 
     data = estimator._with_features(data, fitted=True)
     _warn_of_the_added(estimator, data)

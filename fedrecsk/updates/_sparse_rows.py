@@ -90,6 +90,11 @@ class FieldSpec:
         return self.bits or (self.dtype is not None and np.dtype(self.dtype).kind in "iub")
 
     @property
+    def real(self) -> FieldSpec:
+        """The field after its integers have become real numbers."""
+        return replace(self, dtype=None, bits=False) if self.is_integer else self
+
+    @property
     def limits(self) -> tuple[float, float]:
         """Smallest and largest integer that a client may send."""
         if self.bits:
@@ -405,7 +410,7 @@ class SparseRows:
 
     def scaled(self, factors: np.ndarray | float) -> SparseRows:
         """Multiply the changes by a factor, or by one for each client; real numbers."""
-        spec = replace(self.spec, dtype=None, bits=False) if self.spec.is_integer else self.spec
+        spec = self.spec.real
         # Numbers of clients that have diverged stay broken.
         with np.errstate(invalid="ignore", over="ignore"):
             if np.ndim(factors) == 0:

@@ -260,13 +260,13 @@ BIG, RATINGS = make_ratings(n_users=90, n_items=80, n_ratings=1400, random_state
 COLD = np.unique(BIG[:, 1])[np.bincount(BIG[:, 1])[np.unique(BIG[:, 1])].argsort()[10]]
 FEW = {"n_factors": 8, "n_rounds": 40, "random_state": 0}
 RAISED = [
-    (LocALS(random_state=0), Promotion(strength=50.0)),
-    (LocALS(random_state=0), PipAttack()),
-    (LocALS(random_state=0), PIECK()),
-    (LocALS(random_state=0), PIECK(variant="uea", strength=4)),
-    (LocALS(random_state=0), FedRecAttack(strength=4)),
-    (LocALS(random_state=0), AHum(strength=16)),
-    (LocALS(random_state=0), PSMU(strength=4)),
+    (LocALS(20, random_state=0), Promotion(strength=50.0)),
+    (LocALS(20, random_state=0), PipAttack()),
+    (LocALS(20, random_state=0), PIECK()),
+    (LocALS(20, random_state=0), PIECK(variant="uea", strength=4)),
+    (LocALS(20, random_state=0), FedRecAttack(strength=4)),
+    (LocALS(20, random_state=0), AHum(strength=16)),
+    (LocALS(20, random_state=0), PSMU(strength=4)),
     (GlobSGD(random_state=0), PipAttack()),
     (FedMF(**FEW), PipAttack(boost=0.0, strength=2)),
     (RFRec(n_rounds=30, random_state=0), PipAttack()),

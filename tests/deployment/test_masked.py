@@ -118,6 +118,32 @@ def test_noise_of_the_clients_goes_through(estimator, tmp_path, monkeypatch):
     assert 0 < server.privacy_.epsilon < np.inf
 
 
+@pytest.mark.parametrize("noise", ["server", "clients"])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        LocALS(upload="all", reg_user=1.0, **SMALL),
+        PrivFedEB(n_factors=3, n_rounds=3, random_state=0),
+    ],
+)
+def test_silos_add_up_their_users(estimator, noise, tmp_path, monkeypatch):
+    mechanism = CentralDP(clip=1.0, noise_multiplier=1e-6, noise=noise, unit="user")
+    # Nodes number users silo by silo, for draws.
+    silos = np.searchsorted(np.quantile(X[:, 0], [0.2, 0.4, 0.6, 0.8]), X[:, 0])
+    estimator = masked(estimator, central_dp=mechanism)
+    monkeypatch.setattr(both_sides, "secret_of", lambda *given: simulated_key(estimator))
+    simulated = clone(estimator).fit(X, Y, clients=silos)
+    key = simulated_key(estimator)
+    identities = write_identities(FIVE, tmp_path / "identities")
+    nodes = make_nodes(estimator, X, Y, silos, tmp_path, identities=identities, private=key)
+    server = coordinator(estimator, nodes, tmp_path).run()
+    np.testing.assert_allclose(server.item_factors_, simulated.item_factors_, rtol=0, atol=0.01)
+    assert server.privacy_.epsilon == simulated.privacy_.epsilon
+    assert server.privacy_.trust == simulated.privacy_.trust
+    assert server.privacy_.neighbours == "one user more or less"
+    assert server.communication_.bytes_up == simulated.communication_.bytes_up
+
+
 def test_cohorts_of_any_size_are_summed(tmp_path):
     """Server and clients make the same plan for each, and one of fewer than three is lost."""
     silos = X[:, 0] % 9

@@ -230,7 +230,7 @@ def test_malformed_registrations_are_refused(head):
         registration_of(head, n_items=6)
 
 
-PLACE = {"clients": [1], "first_users": [4], "shared": 5, "n_clients": 3}
+PLACE = {"clients": [1], "first_users": [4], "shared": 5, "n_clients": 3, "n_users": 9}
 
 
 def test_places_come_back_as_they_were():
@@ -252,6 +252,7 @@ def test_places_come_back_as_they_were():
         {"shared": 2**63},
         {"n_clients": 3.0},
         {"n_clients": 10**30},
+        {"n_users": "9"},
     ],
 )
 def test_malformed_places_are_refused(change):

@@ -35,7 +35,7 @@ def test_too_few_rounds_are_worse_than_biases(many):
 def test_a_useless_ranking_is_worse_than_popularity(many):
     X, _ = many
     with pytest.warns(ConvergenceWarning, match="LocALS predicts .* worse than popularity alone"):
-        LocALS(n_rounds=1, reg_item=1e9, random_state=0).fit(X)
+        LocALS(20, n_rounds=1, reg_item=1e9, random_state=0).fit(X)
     with warnings.catch_warnings(action="error", category=ConvergenceWarning):
         LocALS(random_state=0).fit(X)
 

@@ -117,11 +117,14 @@ def test_conjugate_gradients_equal_the_naive_reference(local_epochs, toy):
 
 @pytest.mark.parametrize("upload", ["local", "all"])
 @pytest.mark.parametrize("aggregation", ["full", "clients", "holders"])
-def test_scaled_penalties_equal_the_naive_reference(aggregation, upload, toy):
+@pytest.mark.parametrize("pivot", [None, 3])
+def test_scaled_penalties_equal_the_naive_reference(pivot, aggregation, upload, toy):
     X, y = toy
-    model = make(LocALS, reg_exponent=0.7, upload=upload, aggregation=aggregation)
+    ours = {"upload": upload, "aggregation": aggregation, "REG_PIVOT": pivot}
+    model = make(LocALS, reg_exponent=0.7, **ours)
     assert_equals_reference(model, X, y - 2, clients=X[:, 0] % 5)
-    assert_equals_reference(clone(model).set_params(client_fraction=0.5), X)
+    for share in (0.5, 2.5 / len(np.unique(X[:, 0]))):
+        assert_equals_reference(clone(model).set_params(client_fraction=share), X)
 
 
 @every_combination

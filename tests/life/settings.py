@@ -74,6 +74,7 @@ FEDERATIONS = {
     # So little noise that models can be compared.
     "noise by the server": {"central_dp": CentralDP(3.0, 1e-6)},
     "noise by clients": {"central_dp": CentralDP(3.0, 1e-6, noise="clients")},
+    "noise for users": {"central_dp": CentralDP(3.0, 1e-6, unit="user")},
     "NormClipping": {"aggregator": NormClipping()},
 }
 # When rounds end, by a simulated clock.
@@ -85,7 +86,7 @@ AXES = {
     "method": tuple(METHODS),
     "ids": ("int", "large int", "str", "mixed widths", "categories", "UUID", "big-endian"),
     "rows": ("array", "frame", "Arrow", "sparse"),
-    "clients": ("one a user", "silos", "growing silos"),
+    "clients": ("one a user", "silos", "growing silos", "users at two silos"),
     "takes part": ("all", "cohorts", "dropout", "deadline", "asynchronous"),
     "federation": tuple(FEDERATIONS),
     "where": ("here", "deployed", "Dask"),
@@ -119,6 +120,10 @@ def can_be(setting):
             return False
     # pandas does not pick rows of a big-endian frame for each node or partition.
     if setting["where"] != "here" and rows == "frame" and ids == "big-endian":
+        return False
+    # Devices do not tell which users they have.
+    shares = setting["clients"] == "users at two silos"
+    if shares and (setting["where"] != "here" or rows == "sparse"):
         return False
     # Data frames alone are spread over a cluster.
     return setting["where"] != "Dask" or rows == "frame"
@@ -283,7 +288,7 @@ def search_of(setting):
     estimator, method = estimator_of(setting), setting["method"]
     grid = {name: [value] for name, value in OTHERS.get(method, {"n_factors": 2}).items()}
     # Noise that makes no difference, as in the rounds.
-    noisy = setting["federation"] == "noise by the server"
+    noisy = setting["federation"] in ("noise by the server", "noise for users")
     return FederatedSearch(
         estimator,
         grid,
@@ -317,6 +322,10 @@ def client_of(setting, user):
     """Return the client of a user (a code)."""
     if setting["clients"] == "one a user":
         return user
+    if setting["federation"] == "noise for users":
+        # In the order of the users, by which the simulator numbers them for draws.
+        later = N_SILOS - 1 if setting["clients"] == "growing silos" else user // 2
+        return user // 2 if user < N_USERS else later
     if user < N_USERS or setting["clients"] == "growing silos":
         return user % N_SILOS
     return N_SILOS + user // 2

@@ -58,12 +58,19 @@ class Rule(NamedTuple):
     why: str
 
 
-NOISE = ("noise by the server", "noise by clients")
+NOISE = ("noise by the server", "noise by clients", "noise for users")
 TIMED = ("deadline", "asynchronous")
 BEYOND = "not in (`items`|the index of item_features)|item_features has no row for .*; give it one"
 
 RULES = (
     # ------------------------------------------------------------------------------ fit
+    Rule(
+        ("fit",),
+        {"clients": ("users at two silos",)},
+        REFUSED,
+        "A user belongs to one client, .* a separate id on each: .*split_users",
+        "a user with rows at several silos needs an id at each: `preprocessing.split_users`",
+    ),
     Rule(
         ("fit",),
         {"method": SUMS, "federation": ("int8",)},
@@ -510,6 +517,7 @@ LABELS = {
     "int8": '`Quantization("int8")`',
     "noise by the server": "`CentralDP`",
     "noise by clients": '`CentralDP(noise="clients")`',
+    "noise for users": '`CentralDP(unit="user")`',
     "NormClipping": "`NormClipping`",
     "given": "`items`",
     "derived": "items of X",

@@ -99,7 +99,7 @@ def test_several_exchanges_before_the_rounds_share_their_part():
     mechanism = CentralDP(noise_multiplier=2.0, setup_share=0.2)
     sizes = {"setup": 5, "round": 5}
     uploads = PlannedUploads(
-        40, sizes, n_setups=3, n_rounds=8, uses=8, probability=1.0, cohort=40.0
+        40, sizes, n_setups=3, n_rounds=8, uses=8, probability=1.0, cohort=40.0, n_users=40
     )
     setup, in_rounds = noise_multipliers(mechanism, uploads)
     # 8 / 2^2 = 2 are four fifths, so that each of the three has a sixth.

@@ -147,9 +147,9 @@ def test_a_device_adds_no_less_noise_than_its_federation_requires(Estimator, ter
     assert all(device.update(server.round)[0] for device in devices)
 
 
-def a_place(client=0, first_user=0, n_clients=9):
+def a_place(client=0, first_user=0, n_clients=9, n_users=2**62 - 1):
     """A place whose parts may be anything."""
-    return ClientCodes(np.array([client]), np.array([first_user]), Key(1), n_clients)
+    return ClientCodes(np.array([client]), np.array([first_user]), Key(1), n_clients, n_users)
 
 
 def noisy_device():
@@ -185,6 +185,9 @@ def test_a_device_stores_as_much_however_many_clients_there_are():
         (a_place(0.0), "all integers"),
         (a_place([0, 1]), "all integers"),
         (a_place("0"), "all integers"),
+        (a_place(n_users="9"), "all integers"),
+        (a_place(n_users=8), "n_users=8 .* each client has a user"),
+        (a_place(3, 20, n_users=20), "first user 20 .* n_users=20"),
     ],
 )
 def test_a_device_refuses_an_impossible_place(place, message):

@@ -43,13 +43,16 @@ def user_steps(c, r, items, reg, start, n_steps=3):
 
 def user_penalty(model, c):
     """Penalty of a user with these confidences of all items."""
-    return model.reg_user * np.mean(c) ** getattr(model, "reg_exponent", 0)
+    pivot = getattr(model, "REG_PIVOT", None) or len(c)
+    return model.reg_user * (1 + np.sum(c - 1) / pivot) ** getattr(model, "reg_exponent", 0)
 
 
 def item_penalties(model, holds):
     """Penalty of each item from the clients that hold it, (n_clients, n_items)."""
-    confidence = 1 + model.alpha * np.mean(holds, axis=0)
-    return model.reg_item * confidence ** getattr(model, "reg_exponent", 0)
+    shares = np.mean(holds, axis=0)
+    if getattr(model, "REG_PIVOT", None):
+        shares = shares / shares[shares > 0].mean()
+    return model.reg_item * (1 + model.alpha * shares) ** getattr(model, "reg_exponent", 0)
 
 
 class Client:
@@ -192,15 +195,14 @@ def run(model, clients, rated, items, turns):
                 - items
             )
             missing = eye - np.mean([cl.background() for cl in arrived], axis=0)
-            change = np.linalg.solve(missing, change.T).T
+            if not getattr(model, "reg_exponent", 0):
+                change = np.linalg.solve(missing, change.T).T
         else:
             change = np.sum([version - old for version, old in versions], axis=0) / by
         if getattr(model, "reg_exponent", 0):
-            # Undo the division above, which knows no penalties.
             matrix = missing if preconditioned else eye
             for i, own in enumerate(item_penalties(model, holds) / n_clients / model.prox):
-                raw = matrix @ change[i] - own * items[i]
-                change[i] = np.linalg.solve(matrix + own * eye, raw)
+                change[i] = np.linalg.solve(matrix + own * eye, change[i] - own * items[i])
         items = items + step * change
     return items
 

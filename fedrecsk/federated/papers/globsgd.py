@@ -68,7 +68,7 @@ class GlobSGD(GlobSGDParameters, ImplicitMF):
     Parameters
     ----------
     n_factors, n_rounds, alpha, reg_user, reg_item, upload
-        As in :class:`LocALS`.
+        As in :class:`LocALS`; 20 factors by default.
     learning_rate : float or "auto", default="auto"
         Size of the server's step (eta),
         ``q_i -= eta [mean of the clients' gradients + reg_item / n_clients q_i]``. "auto": a

@@ -72,7 +72,7 @@ class LocSGD(LocSGDParameters, ImplicitMF):
     Parameters
     ----------
     n_factors, n_rounds, alpha, reg_user, reg_item, prox
-        As in :class:`LocALS`.
+        As in :class:`LocALS`; 20 factors by default.
     local_epochs : int, default=1
         Number of times that a client solves for its users and takes its steps per round (E).
     n_steps : int, default=5
