@@ -122,6 +122,8 @@ COMMANDS = [
     "time defaults",
     "time generated",
     "time later",
+    # `scores` uses what `search` finds.
+    *(f"next_item search --data {one}" for one in NEXT_ITEM),
     *(f"next_item scores --data {one}" for one in NEXT_ITEM),
     *(f"leaderboard {one}" for one in LEADERBOARD),
     "next_item choices",

@@ -1,10 +1,14 @@
-"""Measure what comes next: ``python -m benchmarks.next_item scores|choices|attributes``.
+"""Measure what comes next: ``python -m benchmarks.next_item scores|search|choices|attributes``.
 
 The last row of each user is the test row. It is ranked among all items that the user does not have,
 after a fit to the rows before it. HR@10 and NDCG@10 are means over all users; a test item that
 nobody had before counts 0. `scores` also prints megabytes per client and CPU seconds of the fit.
-`choices` prints NDCG@10 of the last rows but one, after a fit to those before: of each pair of
-half-lives and direction; of powers and more neighbours with the best of these; and of "auto".
+`search` finds parameters on the last rows but one of 4,000 users, after a fit to those before: for
+one parameter after the other it keeps the best of SEARCHED, beginning with STARTS, until none
+changes. Its record has the parameters of "chosen" in `scores` and `attributes`.
+`choices` prints NDCG@10 of the last rows but one of the other users, or if there are none of the
+same: of "auto", of "auto" with a part of it given, and of what `search` found, with the standard
+error of the difference to "auto"; also on sets not looked at for the rules of "auto".
 `attributes` prints it by `content_weight`, for test items of fewer training rows than the median of
 the test rows, and for the others. Rows of the same day stand in the order of the original files,
 for all methods alike.
@@ -15,7 +19,6 @@ Data: MovieLens-100k, and the 5-core Amazon sets, Yelp and LastFM of Zhou et al.
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from pathlib import Path
@@ -26,8 +29,10 @@ from sklearn.feature_extraction.text import CountVectorizer
 
 from benchmarks._command_line import command_line
 from benchmarks._methods import add_method
+from benchmarks._records import rows_of
 from benchmarks._timing import Stopwatch
-from fedrecsk import FedEASE, FedItemKNN, LocALS, Popularity
+from fedrecsk import FedEASE, FedItemKNN, ItemKNN, LocALS, Popularity
+from fedrecsk.datasets import make_interactions
 from fedrecsk.ensemble import RankingEnsemble
 from fedrecsk.model_selection import LeaveLastOut
 
@@ -39,28 +44,23 @@ FILES = {
     "LastFM": "lastfm/interactions.csv.gz",
     "100k": "ml-100k/ratings.csv.gz",
 }
+# Sets that no rule of "auto" is from.
+OTHERS = {"larger Beauty": "amazon-beauty/interactions.csv.gz", "generated": None}
 # Where attributes of items, joined by bars, are.
 ATTRIBUTES = {name: str(Path(path).with_name("items.csv.gz")) for name, path in FILES.items()}
-NAMES = (
-    "pair_half_life",
-    "history_half_life",
-    "backward_weight",
-    "history_power",
-    "power",
-    "shrinkage",
-    "n_neighbors",
-)
-# FedItemKNN's parameters, one after the other the best of a few on validation rows of 8,000 users.
-CHOSEN = {
-    name: dict(zip(NAMES, values, strict=True))
-    for name, *values in (
-        ("Beauty", 4.0, 1.0, 0.25, 0.55, 0.25, 10.0, 300),
-        ("Sports", 4.0, 2.0, 0.25, 0.55, 0.1, 5.0, 300),
-        ("Yelp", 32.0, 12.0, 0.75, 0.25, 0.2, 5.0, 100),
-        ("LastFM", 16.0, 6.0, 0.1, 0.65, 0.35, 5.0, 100),
-        ("100k", 8.0, 2.0, 0.75, 0.5, 0.5, 10.0, 100),
-    )
+# FedItemKNN's parameters that are searched, in this order, and their values; and those to begin
+# with, the second ones only where users have many rows.
+SEARCHED = {
+    "pair_half_life": (4.0, 8.0, 16.0, 32.0),
+    "history_half_life": (1.0, 1.5, 2.0, 4.0, 6.0, 12.0),
+    "backward_weight": (0.1, 0.25, 0.5, 0.75, 1.0),
+    "history_power": (0.25, 0.4, 0.5, 0.65, 0.8),
+    "power": (0.1, 0.2, 0.25, 0.3, 0.4, 0.5),
+    "shrinkage": (2.0, 5.0, 10.0, 20.0),
+    "n_neighbors": (100, 300),
 }
+STARTS = (8.0, 2.0, 0.5, 0.5, 0.25, 5.0, 100), (16.0, 6.0, 0.25, 0.65, 0.4, 5.0, 100)
+MANY_ROWS = 20
 # The best of CONTENT_WEIGHTS for these, on the same rows; Yelp and 100k gain nothing, and tags of
 # LastFM are from the users whose rows are tested.
 CONTENT_WEIGHT = {"Beauty": 1.0, "Sports": 0.5}
@@ -91,7 +91,9 @@ PUBLISHED = [
 
 def load(name, home):
     """Return rows (user, item, time) of a data set, each pair once; None without a copy."""
-    path = Path(home or os.environ.get("FEDRECSK_DATA", "")) / FILES[name]
+    if name == "generated":
+        return make_interactions(1500, 500, 60_000, drift=1.0, random_state=0)
+    path = Path(home or os.environ.get("FEDRECSK_DATA", "")) / (FILES | OTHERS)[name]
     if not path.is_file():
         print(f"{path} is not there; leaving {name} out.")
         return None
@@ -107,19 +109,31 @@ def attributes_of(name, items, home):
     return {"items": items, "item_features": rows}
 
 
+def gains(model, test):
+    """NDCG@10 of each of these rows."""
+    items = model.recommend(test[:, 0], N_BEST)[0]
+    return ((items == test[:, 1:2]) / np.log2(np.arange(N_BEST) + 2)).sum(axis=1)
+
+
+def chosen(name):
+    """Return the parameters of FedItemKNN that `search` found for a data set."""
+    found = {row["data"]: row for row, _ in rows_of("next_item search")}
+    kind = {parameter: type(grid[0]) for parameter, grid in SEARCHED.items()}
+    return {parameter: kind[parameter](found[name][parameter]) for parameter in SEARCHED}
+
+
 def measured(model, test):
     """HR@10 and NDCG@10 of these rows."""
-    items = model.recommend(test[:, 0], N_BEST)[0]
-    users, places = np.nonzero(items == test[:, 1:2])
-    return len(users) / len(test), (1 / np.log2(places + 2)).sum() / len(test)
+    found = gains(model, test)
+    return (found > 0).mean(), found.mean()
 
 
 def models_of(name, items, home):
     """Label and estimator of each row of a table."""
-    chosen = CHOSEN[name]
-    lives = {key: chosen[key] for key in ("pair_half_life", "history_half_life")}
+    found = chosen(name)
+    lives = {key: found[key] for key in ("pair_half_life", "history_half_life")}
     locals_ = LocALS(32, history_half_life=LOCALS_HISTORY, random_state=0)
-    best = FedItemKNN(**chosen)
+    best = FedItemKNN(**found)
     yield "popularity", Popularity()
     yield "LocALS, fading history", locals_
     yield "FedItemKNN, without time", FedItemKNN()
@@ -128,7 +142,7 @@ def models_of(name, items, home):
     yield "FedItemKNN, chosen", best
     if name in CONTENT_WEIGHT:
         known = attributes_of(name, items, home) | {"content_weight": CONTENT_WEIGHT[name]}
-        yield "FedItemKNN, chosen, item attributes", FedItemKNN(**chosen, **known)
+        yield "FedItemKNN, chosen, item attributes", FedItemKNN(**found, **known)
     if len(items) < FEW_ITEMS:
         ease = FedEASE(100.0, pair_half_life=7.0, history_half_life=5.0)
         yield "FedEASE, fading", ease
@@ -178,39 +192,74 @@ def _costs(model):
 
 
 def validation_rows(X):
-    """Return the rows to fit to, and the last but one of some users."""
+    """Return the rows to fit to, the last but one of some users, and those of the others."""
     rest, _ = LeaveLastOut(ties="row_order").train_test_split(X)
     train, rows = LeaveLastOut(ties="row_order").train_test_split(rest)
+    order = np.arange(len(rows))
     if len(rows) > N_USERS:
-        rows = rows[np.random.default_rng(0).choice(len(rows), N_USERS, replace=False)]
-    return train, rows
+        some = np.random.default_rng(0).choice(len(rows), N_USERS, replace=False)
+        order = np.append(some, np.setdiff1d(order, some))
+    return train, rows[order[:N_USERS]], rows[order[N_USERS:]]
 
 
-def choices(options):
-    """Validation rows, by half-lives and direction."""
+def search(options):
+    """Validation rows, for one parameter after the other the best of a few values."""
+    add_method(ItemKNN())
+    print(f"| data | {' | '.join(SEARCHED)} | NDCG@10 | tried |")
+    print(f"|{'---|' * (len(SEARCHED) + 3)}")
     for name in options.data:
         X = load(name, options.data_home)
         if X is None:
             continue
-        train, rows = validation_rows(X)
-        print(f"\n{name}: NDCG@10 of {len(rows)} users\n")
-        print("| pairs | history | direction | powers | neighbours | NDCG@10 |")
-        print("|---|---|---|---|---|---|")
-        tried = {one: _print_choice(train, rows, *one) for one in itertools.product(*GRID)}
-        for more in POWERS:
-            _print_choice(train, rows, *max(tried, key=tried.get), *more)
-        _print_choice(train, rows, *["auto"] * 3)
+        train, rows, _ = validation_rows(X)
+        has_many = len(train) >= MANY_ROWS * len(np.unique(train[:, 0]))
+        tried = {}
+        for start in STARTS[: 1 + has_many]:
+            _climb(train, rows, start, tried)
+        best = max(tried, key=tried.get)
+        cells = " | ".join(str(value) for value in best)
+        print(f"| {name} | {cells} | {tried[best]:.4f} | {len(tried)} |", flush=True)
 
 
-def _print_choice(train, rows, pair, history, backward, own="auto", power=0.25, size=100):
-    """Print and return NDCG@10 of these parameters."""
-    values = pair, history, backward, own, power, 5.0, size
-    model = FedItemKNN(**dict(zip(NAMES, values, strict=True)))
-    add_method(model)
-    ndcg = measured(model.fit(train), rows)[1]
-    powers = f"{power} both" if own == "auto" and backward != "auto" else f"{own}, {power}"
-    print(f"| {pair} | {history} | {backward} | {powers} | {size} | {ndcg:.4f} |", flush=True)
-    return ndcg
+def _climb(train, rows, best, tried):
+    """Search, and add NDCG@10 to a dict from the parameters that are tried."""
+    last = None
+    while best != last:
+        last = best
+        for place, grid in enumerate(SEARCHED.values()):
+            line = [(*best[:place], value, *best[place + 1 :]) for value in (best[place], *grid)]
+            for one in line:
+                if one not in tried:
+                    model = ItemKNN(**dict(zip(SEARCHED, one, strict=True)))
+                    tried[one] = measured(model.fit(train), rows)[1]
+            best = max(line, key=tried.get)
+
+
+def choices(options):
+    """Validation rows, by what "auto" finds, with parts of it given, and by what is searched."""
+    add_method(ItemKNN())
+    print('| data | users | parameters | direction | support | NDCG@10 | divided by "auto" |')
+    print("|---|---|---|---|---|---|---|")
+    for name in [*options.data, *OTHERS]:
+        X = load(name, options.data_home)
+        if X is None:
+            continue
+        train, rows, others = validation_rows(X)
+        rows = others if len(others) else rows
+        tried = {"auto": AUTO}
+        tried |= {f"auto, {key} {value}": AUTO | {key: value} for key, value in GIVEN.items()}
+        if name in options.data:
+            tried["searched"] = chosen(name)
+        auto = None
+        for label, parameters in tried.items():
+            model = ItemKNN(**parameters).fit(train)
+            found = gains(model, rows)
+            auto = found if auto is None else auto
+            error = (found - auto).std() / len(rows) ** 0.5 / auto.mean()
+            share = f"{found.mean() / auto.mean():.3f} ± {error:.3f}"
+            support = "-" if model.pair_support_ is None else f"{model.pair_support_:.1f}"
+            cells = f"{label} | {model.backward_weight_:.2f} | {support} | {found.mean():.4f}"
+            print(f"| {name} | {len(rows)} | {cells} | {share} |", flush=True)
 
 
 def attributes(options):
@@ -221,11 +270,11 @@ def attributes(options):
         X = load(name, options.data_home)
         if X is None:
             continue
-        train, rows = validation_rows(X)
+        train, rows, _ = validation_rows(X)
         n_rows = pd.Series(rows[:, 1]).map(pd.Series(train[:, 1]).value_counts()).fillna(0)
         halves = [rows[n_rows < n_rows.median()], rows[n_rows >= n_rows.median()]]
         known = attributes_of(name, np.unique(X[:, 1]), options.data_home)
-        for label, parameters in (("chosen", CHOSEN[name]), ("auto", AUTO)):
+        for label, parameters in (("chosen", chosen(name)), ("auto", AUTO)):
             for weight in CONTENT_WEIGHTS:
                 model = FedItemKNN(**parameters, **known, content_weight=weight)
                 add_method(model)
@@ -236,17 +285,15 @@ def attributes(options):
                 print(f"| {name} | {label} | {weight} | {cells} |", flush=True)
 
 
+# Parameters that "auto" would find.
+GIVEN = {"power": 0.25, "history_half_life": 2.0}
 # How many users a cosine of 1 counts.
 CONTENT_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-# Half-lives of pairs and of histories, and the weight of the other direction.
-GRID = [4.0, 8.0, 16.0], [1.0, 2.0, 4.0], [1.0, 0.5, 0.25]
-# Exponents of the item that users had and of the one to come, and how many neighbours are kept.
-POWERS = (0.5, 0.25), (0.5, 0.1), (0.75, 0.25), (0.5, 0.5), (0.25, 0.25, 300)
 
 
 def main(argv=None):
     """Run one of the benchmarks."""
-    commands = {f.__name__: f for f in (scores, choices, attributes)}
+    commands = {f.__name__: f for f in (scores, search, choices, attributes)}
     parser = command_line("next_item", __doc__)
     parser.add_argument("command", choices=commands)
     parser.add_argument("--data", nargs="+", choices=list(FILES), default=list(FILES))

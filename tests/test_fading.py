@@ -107,14 +107,17 @@ def expected_scores(model, rows, n_items):
     pair, history = lives.values()
     G = reference.gram(rows, n_items, pair)
     if isinstance(model, KNN):
-        backward, power = model.backward_weight, model.history_power
+        backward, to_come, power = model.backward_weight, model.power, model.history_power
         learned = backward == "auto" and model.pair_half_life == "auto"
         if backward == "auto":
             backward = reference.agreement(rows, n_items, pair) ** 2 if learned else 1
+        support = reference.support(rows, n_items, pair) if learned else None
+        if to_come == "auto":
+            to_come = min(max(support / 16, 0.25), 0.5) if learned else 0.25
         if power == "auto":
-            power = (2 - backward) * model.power if learned else model.power
+            power = (2 - backward) * to_come if learned else to_come
         if learned and model.history_half_life == "auto":
-            history = 1 + 3 * backward
+            history = 1 + 6 * backward / support**0.5
         G = reference.directed(rows, n_items, pair, backward)
     if isinstance(model, FedSpectral):
         S = ease_reference.spectral(G, model.n_factors)
@@ -124,7 +127,7 @@ def expected_scores(model, rows, n_items):
         return np.array([items @ reference.user_vector(one, items, *own) for one in rows])
     x = [reference.history(one, n_items, history) for one in rows]
     if isinstance(model, KNN):
-        own = (model.power, model.shrinkage, model.n_neighbors, power)
+        own = (to_come, model.shrinkage, model.n_neighbors, power)
         return np.array(x) @ ease_reference.nearest(G, *own)
     return np.array(x) @ ease_reference.ease(G, model.reg)
 
@@ -244,6 +247,7 @@ def test_the_sum_says_how_much_direction_matters(model, many, n_silos, monkeypat
     assert 0.01 < expected < 0.8
     for fitted in fits_in_blocks(model, X, y, clients=clients, sample_weight=weight):
         assert fitted.backward_weight_ == pytest.approx(expected)
+        assert fitted.pair_support_ == pytest.approx(reference.support(rows, n_items, 8.0))
         scores = fitted._model().score_all(fitted._users.codes(users))
         np.testing.assert_allclose(scores, expected_scores(model, rows, n_items), atol=1e-9)
 
@@ -252,7 +256,7 @@ def test_the_sum_says_how_much_direction_matters(model, many, n_silos, monkeypat
 def test_histories_fade_by_what_the_sum_says_of_direction(model, tmp_path):
     X, y, _ = in_order()
     fitted = with_half_lives(model, pair_half_life="auto", history_half_life="auto").fit(X, y)
-    life = 1 + 3 * fitted.backward_weight_
+    life = 1 + 6 * fitted.backward_weight_ / fitted.pair_support_**0.5
     same = clone(fitted).set_params(history_half_life=life).fit(X, y)
     np.testing.assert_array_equal(fitted.predict(X), same.predict(X))
     own = (X[:, 0] == X[0, 0]) & (y > 0)
@@ -458,11 +462,13 @@ def test_updates_learn_the_direction_anew():
     updated = clone(model).fit(X[:150], y[:150]).partial_fit(X[150:], y[150:])
     whole = clone(model).fit(X, y)
     assert updated.backward_weight_ == pytest.approx(whole.backward_weight_)
+    assert updated.pair_support_ == pytest.approx(whole.pair_support_)
     np.testing.assert_allclose(updated.predict(X), whole.predict(X), atol=1e-6)
     gone = X[:, 0] == X[0, 0]
     updated.forget([X[0, 0]])
     refitted = clone(model).set_params(items=np.unique(X[:, 1])).fit(X[~gone], y[~gone])
     assert updated.backward_weight_ == pytest.approx(refitted.backward_weight_)
+    assert updated.pair_support_ == pytest.approx(refitted.pair_support_)
 
 
 @pytest.mark.parametrize("weight", [0.25, "auto"])

@@ -93,8 +93,9 @@ pair_half_life : float, "auto" or None, default={default}
     "auto": 8. If None, all pairs have the same weight.
 history_half_life : float, "auto" or None, default={default}
     Number of later items after which an item's weight in the user's scores halves. "auto": 2,
-    or ``1 + 3 * backward_weight_`` where the sum says `backward_weight`: the less direction
-    matters, the longer. If None, all items have the same weight.
+    or ``1 + 6 * backward_weight_ / sqrt(pair_support_)`` where the sum says `backward_weight`:
+    longer where direction matters less or pairs are rarer. If None, all items have the same
+    weight.
 backward_weight : float or "auto", default="auto"
     Weight, from 0 to 1, of what users had before an item, among what is to come after it. 1:
     pairs have no direction; 0: only what came later counts. Less than 1 needs a half-life.
@@ -102,17 +103,25 @@ backward_weight : float or "auto", default="auto"
 [history_power]
 history_power : float or "auto", default="auto"
     Exponent of the count of the item that the user had; `power` is then that of the item to
-    come. "auto": `power`, or ``(2 - backward_weight_) * power`` where the sum says
+    come. "auto": as `power`, but ``2 - backward_weight_`` times as much where the sum says
     `backward_weight`: the more direction matters, the closer to the share of what came next.
 [backward_weight_]
 backward_weight_ : float
     The weight of the other direction that was used.
+[pair_support_]
+pair_support_ : float or None
+    How many users have a pair of items in the same order: a mean over pairs of users, weighted
+    as the sum is. None where the sum does not say `backward_weight`.
 [direction]
 *Direction.* With `backward_weight` b below 1, the numerator of B_ij is ``F_ij + b F_ji``, where
 F_ij adds up only the pairs whose item i came before j. At one time a pair counts half in each
 direction. The denominator is ``G_ii^history_power G_jj^power + shrinkage``. With "auto", b is
 the square of (pairs of users that have two items in opposite order / in the same order), both
 weighted as the sum is.
+[nearest power]
+power : float or "auto", default="auto"
+    Exponent of the popularity normalisation: 0 for none, 0.5 for cosine similarity. "auto":
+    0.25, or ``pair_support_ / 16``, from 0.25 to 0.5, where the sum says `backward_weight`.
 [power]
 power : float, default={default}
     Exponent of the popularity normalisation: 0 for none, 0.5 for cosine similarity.

@@ -36,8 +36,8 @@ class FadingHistory:
         """Whether any half-life is set."""
         return self.history_half_life is not None
 
-    def _auto_life(self, name, direction=None):
-        """Return what "auto" stands for; `direction` is what the sum of pairs says of it."""
+    def _auto_life(self, name):
+        """Return what "auto" stands for."""
         return "auto"
 
 
@@ -53,10 +53,10 @@ class FadingPairs(FadingHistory):
         return self.history_half_life is not None or self.pair_half_life is not None
 
 
-def life_of(model, name, direction=None):
+def life_of(model, name):
     """Return a half-life of a model, None without one; a number, if "auto" stands for one."""
     life = getattr(model, name, None)
-    return model._auto_life(name, direction) if life == "auto" else life
+    return model._auto_life(name) if life == "auto" else life
 
 
 def ages(rows):

@@ -18,7 +18,6 @@ from fedrecsk.base._item_prior import (
     scaling,
 )
 from fedrecsk.base._item_weights import nearest_of, sparse_weights, weights_by_row
-from fedrecsk.base._ordered_pairs import own_power
 from fedrecsk.data import item_features as reading
 
 
@@ -82,10 +81,10 @@ class NearestContent(ItemContent):
     """Place new items near items with similar attributes."""
 
     def _with_items(self: Any, rows):
-        cosines, direction = self._content.followed_by(rows), self.backward_weight_
-        had = own_power(self.history_power, self.power, direction, self._direction() is None)
-        there = self._weights_of_new(cosines, self.power, had)
-        back = self._weights_of_new(cosines, had, self.power)
+        cosines = self._content.followed_by(rows)
+        power, had = self._direction.powers(self.power, self.history_power)
+        there = self._weights_of_new(cosines, power, had)
+        back = self._weights_of_new(cosines, had, power)
         blocks = [[self.item_weights_, back.T], [there, None]]
         return longer_histories(self, len(cosines.counts)) | {
             "item_weights_": sparse.block_array(blocks, format="csr"),

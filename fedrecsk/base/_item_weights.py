@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -53,16 +53,43 @@ class NearestParameters:
 
     n_neighbors: AtLeast1 = 100
     _: KW_ONLY
-    power: NotNegative = 0.25
+    power: NotNegative | Literal["auto"] = "auto"
     shrinkage: NotNegative = 5.0
     content_weight: NotNegative = 0.5
     backward_weight: From0To1 | Literal["auto"] = "auto"
     history_power: NotNegative | Literal["auto"] = "auto"
 
 
-def half_life_by(direction):
-    """Return what "auto" stands for in histories, by what the sum of pairs says of direction."""
-    return 2.0 if direction is None else 1 + 3 * direction
+class Direction(NamedTuple):
+    """What a fit knows of direction, and what "auto" stands for then.
+
+    `pair_support` is how many users share a pair in one order, 1 or more, a mean over users' pairs;
+    None if `backward_weight` is given. The numbers are from validation rows (benchmarks.next_item).
+    """
+
+    backward_weight: float
+    pair_support: float | None = None
+
+    def half_life(self, asked="auto"):
+        """Return the half-life of histories: longer where order matters less, or is less known."""
+        if asked != "auto":
+            return asked
+        if self.pair_support is None:
+            return 2.0
+        return 1 + 6 * self.backward_weight / self.pair_support**0.5
+
+    def powers(self, power, history_power):
+        """Return the exponents of the counts of an item to come and of one that users had.
+
+        The more users share a pair, the less popular items are favoured; the more direction
+        matters, the more weights are shares of what came after the item that users had.
+        """
+        support = self.pair_support
+        if power == "auto":
+            power = 0.25 if support is None else float(np.clip(support / 16, 0.25, 0.5))
+        if history_power == "auto":
+            history_power = power if support is None else (2 - self.backward_weight) * power
+        return power, history_power
 
 
 @dataclass(eq=False, repr=False)
@@ -80,15 +107,15 @@ class NearestItemsMixin(NearestParameters, ItemWeightsMixin):
             )
         super()._check_before_fit()
 
-    def _auto_life(self, name, direction=None):
+    def _auto_life(self, name):
         # From validation rows (benchmarks.next_item choices).
-        if name == "pair_half_life":
-            return 8.0
-        if self._direction() is not None:
-            return half_life_by(None)
-        return half_life_by(self.backward_weight_ if direction is None else direction)
+        return 8.0 if name == "pair_half_life" else self._direction.half_life()
 
+    @property
     def _direction(self):
+        return Direction(self.backward_weight_, self.pair_support_)
+
+    def _asked_weight(self):
         """Return `backward_weight`, None if the sum of pairs is to say it."""
         if self.backward_weight != "auto":
             return float(self.backward_weight)

@@ -13,6 +13,7 @@ from scipy import sparse
 
 from fedrecsk.base._fading import ages, rates
 from fedrecsk.base._item_weights import (
+    Direction,
     by_row,
     dense_gram,
     fill_little,
@@ -26,8 +27,8 @@ from fedrecsk.base._item_weights import (
 
 # Triangles of a sum of all pairs, and of one of clients' own pairs.
 OF_ALL, OF_OWN = 2, 3
-# The weight of the other direction, as a power of `agreement`. From validation rows
-# (benchmarks.next_item choices).
+# From validation rows (benchmarks.next_item choices): the weight of the other direction is this
+# power of how often two users have a pair in opposite order, as a share of the same order.
 AGREEMENT_POWER = 2
 
 
@@ -91,38 +92,32 @@ def first_and_later(gram, n_items):
     return matrix
 
 
-def agreement(matrix, squares):
-    """Return how often two users have a pair in opposite order, as a share of the same order.
+def direction_of(matrix, squares):
+    """Return what a matrix of first and later items says of direction.
 
     Sums over pairs of users are those of the matrix, less what users have with themselves.
     """
-    same = (matrix * matrix).sum() - squares[..., 0].sum()
-    opposite = (matrix * matrix.T).sum() - squares[..., 1].sum()
-    return float(np.clip(opposite / same, 0, 1)) if same > 0 else 1.0
+    own_same, own_opposite = squares[..., 0].sum(), squares[..., 1].sum()
+    same = (matrix * matrix).sum() - own_same
+    opposite = (matrix * matrix.T).sum() - own_opposite
+    if not min(same, own_same) > 0:
+        return Direction(1.0, 1.0)
+    agreement = float(np.clip(opposite / same, 0, 1))
+    return Direction(agreement**AGREEMENT_POWER, float(1 + same / own_same))
 
 
 def directed(gram, n_items, backward_weight, squares=None):
-    """Return a matrix of pairs and the weight of the other direction, None if it is to be found.
+    """Return a matrix of pairs and its Direction; with the weight None, it is to be found.
 
     The matrix says how often item j came after i, plus the weight times how often before it.
     """
     if backward_weight == 1:
-        return by_row(gram, n_items), 1.0
-    matrix = first_and_later(gram, n_items)
+        return by_row(gram, n_items), Direction(1.0)
+    matrix, direction = first_and_later(gram, n_items), Direction(backward_weight)
     if backward_weight is None:
-        backward_weight = agreement(matrix, squares) ** AGREEMENT_POWER
-    matrix = matrix + backward_weight * matrix.T
-    return (sparse.csr_array(matrix) if sparse.issparse(matrix) else matrix), backward_weight
-
-
-def own_power(history_power, power, direction, is_learned):
-    """Return the exponent of the count of the item that users had.
-
-    The more direction matters, the more the weights are shares of what came after that item.
-    """
-    if history_power != "auto":
-        return history_power
-    return (2 - direction) * power if is_learned else power
+        direction = direction_of(matrix, squares)
+    matrix = matrix + direction.backward_weight * matrix.T
+    return (sparse.csr_array(matrix) if sparse.issparse(matrix) else matrix), direction
 
 
 def sparse_ordered_gram(likes, half_life, senders):

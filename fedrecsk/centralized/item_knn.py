@@ -27,7 +27,6 @@ from fedrecsk.base._item_weights import (
 from fedrecsk.base._ordered_pairs import (
     directed,
     ordered_gram,
-    own_power,
     sparse_ordered_gram,
     squares_of_pairs,
 )
@@ -52,7 +51,7 @@ class ItemKNN(NearestContent, NearestItemsMixin, RankingMixin, Recommender):
     Parameters
     ----------
     {n_neighbors}
-    {power}
+    {nearest power}
     {history_power}
     {neighbours shrinkage}
     {timestamps}
@@ -66,6 +65,7 @@ class ItemKNN(NearestContent, NearestItemsMixin, RankingMixin, Recommender):
     item_weights_ : csr_array of shape (n_items, n_items), dtype float32
         B: row j is added to the scores of all items for each item j in a user's history.
     {backward_weight_}
+    {pair_support_}
     {user_history_}
     {ids}
 
@@ -125,23 +125,23 @@ class ItemKNN(NearestContent, NearestItemsMixin, RankingMixin, Recommender):
     def _fit(self, data, report):
         check_likes(data)
         likes = liked(data)
-        direction, half_life = self._direction(), life_of(self, "pair_half_life")
-        gram, squares = self._gram(likes, half_life, direction != 1), None
-        is_learned = direction is None
-        if is_learned:
+        asked, half_life = self._asked_weight(), life_of(self, "pair_half_life")
+        gram, squares = self._gram(likes, half_life, asked != 1), None
+        if asked is None:
             squares = squares_of_pairs(likes, half_life, np.ones(data.n_clients, dtype=bool))
         counts = diagonal(gram, data.n_items)
-        matrix, direction = directed(gram, data.n_items, direction, squares)
-        history_power = own_power(self.history_power, self.power, direction, is_learned)
+        matrix, direction = directed(gram, data.n_items, asked, squares)
+        powers = direction.powers(self.power, self.history_power)
         content = ItemFeatures(self.item_features, self.items)
         cosines = cosines_of(content, counts, self.content_weight)
-        own = self.n_neighbors, self.power, history_power, self.shrinkage
+        own = self.n_neighbors, *powers, self.shrinkage
         nearest = nearest_items(matrix, counts, *own, dtype=self._dtype, cosines=cosines)
-        life = life_of(self, "history_half_life", direction)
+        life = direction.half_life(self.history_half_life)
         return {
             "item_weights_": sparse_weights(*nearest),
             "user_history_": histories(likes, self._dtype, life),
-            "backward_weight_": direction,
+            "backward_weight_": direction.backward_weight,
+            "pair_support_": direction.pair_support,
             "_popularity": popularity(counts),
             "_content": cosines,
         }

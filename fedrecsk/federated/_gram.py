@@ -18,6 +18,7 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import RankingMixin, _item_weights, check_likes
 from fedrecsk.base._fading import FadingPairs, life_of
 from fedrecsk.base._item_weights import (
+    Direction,
     dense_gram,
     diagonal,
     histories,
@@ -127,7 +128,7 @@ class GramClients:
     sent: Block
     has_sent: PerClient
     takes_back: bool = False
-    direction: float | None = None
+    direction: Direction | None = None
 
 
 @dataclass(eq=False, repr=False)

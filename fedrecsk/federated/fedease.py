@@ -12,6 +12,7 @@ from fedrecsk._utils.constraints import Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk.base._item_prior import ItemFeatures, WeightsContent, filled_weights
 from fedrecsk.base._item_weights import (
+    Direction,
     ItemWeightsMixin,
     histories,
     lower_part,
@@ -63,7 +64,7 @@ class OwnWeightsAlgorithm(OwnWeightsParameters, GramAlgorithm):
         held = np.bincount(block.row_items, minlength=block.n_items)
         return Updates({"held_items": held})
 
-    def life_of_history(self, direction: float | None) -> float | Literal["auto"] | None:
+    def life_of_history(self, direction: Direction | None) -> float | Literal["auto"] | None:
         """Return the half-life of histories, by what the final model says of direction."""
         return self.history_half_life
 

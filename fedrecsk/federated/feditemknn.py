@@ -10,14 +10,14 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.base._item_cosines import NearestContent, cosines_of
 from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.base._item_weights import (
+    Direction,
     NearestItemsMixin,
     NearestParameters,
     diagonal,
-    half_life_by,
     nearest_items,
     sparse_weights,
 )
-from fedrecsk.base._ordered_pairs import directed, own_power
+from fedrecsk.base._ordered_pairs import directed
 from fedrecsk.federated.fedease import OwnWeights, OwnWeightsAlgorithm
 from fedrecsk.models._model import NearestWeights
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
@@ -49,15 +49,15 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
         forms = {"neighbors": neighbors, "nearness": Form(shape)}
         if self.learns_direction:
             forms["backward_weight"] = Form((1,), bounds=(0, 1))
+            forms["pair_support"] = Form((1,), bounds=(1, np.inf))
         return super().downloads(n_items) | forms
 
     def solve(self, server):
         gram, n_items = server.visible_gram(), server.n_items
         counts = diagonal(gram, n_items)
         matrix, direction = directed(gram, n_items, self.backward_weight, server.squares)
-        learns = self.learns_direction
-        history_power = own_power(self.history_power, self.power, direction, learns)
-        own = self.n_neighbors, self.power, history_power, self.shrinkage
+        powers = direction.powers(self.power, self.history_power)
+        own = self.n_neighbors, *powers, self.shrinkage
         neighbors, nearness = nearest_items(
             matrix, counts, *own, dtype=self.dtype, cosines=self.item_prior(server)
         )
@@ -65,8 +65,9 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
         message = Message(
             neighbors=field(neighbors, dtype="int32", learned=False), nearness=field(nearness)
         )
-        if learns:
-            message["backward_weight"] = Dense(np.array([direction]))
+        if self.learns_direction:
+            for name, value in direction._asdict().items():
+                message[name] = Dense(np.array([value]))
         return message
 
     def item_prior(self, server):
@@ -74,9 +75,13 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
 
     def personalize(self, block, clients, message, turn, key):
         clients = super().personalize(block, clients, message, turn, key)
+        return replace(clients, direction=self.direction_in(message))
+
+    def direction_in(self, message):
+        """Return what the final model says of direction."""
         if not self.learns_direction:
-            return clients
-        return replace(clients, direction=float(message["backward_weight"].values[0]))
+            return Direction(self.backward_weight)
+        return Direction(*(float(message[name].values[0]) for name in Direction._fields))
 
     def decode(self, message, key):
         if "nearness" not in message:
@@ -87,17 +92,17 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
     # ------------------------------------------------------------------------ the model
 
     def server_attributes(self, message):
-        direction = self.backward_weight
-        if direction is None:
-            direction = float(message["backward_weight"].values[0])
-        return super().server_attributes(message) | {"backward_weight_": direction}
+        direction = self.direction_in(message)
+        return super().server_attributes(message) | {
+            "backward_weight_": direction.backward_weight,
+            "pair_support_": direction.pair_support,
+        }
 
     def model(self, fitted):
         return NearestWeights.of(fitted)
 
     def life_of_history(self, direction):
-        life = self.history_half_life
-        return half_life_by(direction) if life == "auto" else life
+        return direction.half_life(self.history_half_life)
 
 
 @documented
@@ -113,7 +118,7 @@ class FedItemKNN(NearestContent, NearestItemsMixin, OwnWeights):
     Parameters
     ----------
     {n_neighbors}
-    {power}
+    {nearest power}
         On the scale of the sum of uploads.
     {history_power}
     {neighbours shrinkage}
@@ -134,6 +139,7 @@ class FedItemKNN(NearestContent, NearestItemsMixin, OwnWeights):
     item_weights_ : csr_array of shape (n_items, n_items), dtype float32
         B: row j is added to the scores of all items for each item j in a user's history.
     {backward_weight_}
+    {pair_support_}
     user_history_ : csr_array of shape (n_users, n_items), dtype float32
         X, faded: the weight of each item in a user's history. It never leaves the client.
     {shared attributes}
@@ -202,10 +208,10 @@ class FedItemKNN(NearestContent, NearestItemsMixin, OwnWeights):
     def _algorithm(self):
         content = ItemFeatures(self.item_features, self.items)
         return self._of_sums(
-            FedItemKNNAlgorithm, backward_weight=self._direction(), content=content
+            FedItemKNNAlgorithm, backward_weight=self._asked_weight(), content=content
         )
 
-    def _direction(self):
+    def _asked_weight(self):
         # Directions would have more noise than they tell.
         is_private = self.backward_weight == "auto" and self._setting().central_dp is not None
-        return 1.0 if is_private else super()._direction()
+        return 1.0 if is_private else super()._asked_weight()

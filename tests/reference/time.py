@@ -56,11 +56,23 @@ def directed(histories, n_items, half_life=None, backward=1.0):
     return F + backward * F.T + np.diag(np.diag(gram(histories, n_items)))
 
 
-def agreement(histories, n_items, half_life=None):
-    """Over pairs of users: how often they have a pair in opposite order, over the same order."""
+def own_pairs(histories, n_items, half_life=None):
+    """Each user's pairs, by what came first."""
     own = [directed([rows], n_items, half_life, backward=0.0) for rows in histories]
     for one in own:
         np.fill_diagonal(one, 0)
+    return own
+
+
+def support(histories, n_items, half_life=None):
+    """How many users, each user with itself included, share a pair in the same order."""
+    own = own_pairs(histories, n_items, half_life)
+    return sum(np.sum(a * b) for a in own for b in own) / sum(np.sum(a * a) for a in own)
+
+
+def agreement(histories, n_items, half_life=None):
+    """Over pairs of users: how often they have a pair in opposite order, over the same order."""
+    own = own_pairs(histories, n_items, half_life)
     same = sum(np.sum(a * b) for a in own for b in own if a is not b)
     opposite = sum(np.sum(a * b.T) for a in own for b in own if a is not b)
     return min(max(opposite / same, 0), 1)
