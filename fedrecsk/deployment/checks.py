@@ -18,6 +18,7 @@ from fedrecsk.deployment.device_server import DeviceServer
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS
 from fedrecsk.protocol import refusals
+from fedrecsk.protocol.early_stopping import HoldOut
 from fedrecsk.protocol.evaluation import Scoring
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Registration
@@ -63,20 +64,24 @@ def check_deployable(estimator: FederatedRecommender) -> None:
     DeviceServer.of(estimator).register([Registration(np.array([n]), one, one) for n in names])
 
 
+# The name of what the nodes of a search hold out.
+HOLDS_OUT = "validation_rows"
+
+
 class Fit(NamedTuple):
-    """A fit in which a node may take part: a method, and the share of rows that it holds out.
+    """A fit in which a node may take part: a method, and which rows it holds out.
 
     `grid` has a digest of the values of each parameter that a search tries.
     """
 
     method: FederatedRecommender
-    holds_out: float | None = None
+    holds_out: HoldOut | None = None
     grid: dict[str, str] | None = None
 
     def digests(self) -> dict[str, str]:
         """Return a digest of all that server and nodes must agree on, by its name."""
         found = digests(self.method) | (self.grid or {})
-        return found if self.holds_out is None else found | {"holds_out": str(self.holds_out)}
+        return found if self.holds_out is None else found | {HOLDS_OUT: str(self.holds_out)}
 
 
 class Drawn(NamedTuple):
@@ -108,13 +113,13 @@ def candidates_of(search: FederatedSearch) -> list[Drawn]:
         )
     refusals.check("deployed search", method._plan())
     _, drawn = search._draw()
-    found, share, grid = [], search.validation_fraction, {}
+    found, grid = [], {}
     for name in sorted({name for params, _ in drawn for name in params}):
         values = [_plain(params.get(name)) for params, _ in drawn]
         grid[f"the candidates' {name}"] = str(joblib.hash(values))
     for params, model in drawn:
-        trained = method_of(model, search._metric(model), share)
-        found.append(Drawn(params, model, Fit(trained, share, grid)))
+        trained = method_of(model, search._metric(model), search.validation_fraction)
+        found.append(Drawn(params, model, Fit(trained, search._holds_out, grid)))
     return found
 
 

@@ -22,7 +22,7 @@ from fedrecsk.privacy.central_dp import steps_of
 from fedrecsk.protocol.blocks import of_clients
 from fedrecsk.protocol.central_noise import CentralNoise
 from fedrecsk.protocol.clients import ClientGroup
-from fedrecsk.protocol.early_stopping import hold_out
+from fedrecsk.protocol.early_stopping import HoldOut, hold_out
 from fedrecsk.protocol.keys import SETUP, Key, Keys
 from fedrecsk.protocol.messages import Form
 from fedrecsk.protocol.protection import TERMS
@@ -67,8 +67,8 @@ class Device(ClientGroup):
     private : Key or None, default=None
         Seed of all private draws: user vectors, negatives, noise, held-out rows. If None, drawn by
         the operating system.
-    holds_out : float or None, default=None
-        Share of its rows that it holds out for a search; None: none, or those of early stopping.
+    holds_out : HoldOut or None, default=None
+        Which of its rows it holds out for a search; None: none, or those of early stopping.
 
     Raises
     ------
@@ -100,7 +100,7 @@ class Device(ClientGroup):
         client_id: float | str,
         sample_weight: ArrayLike | None = None,
         private: Key | None = None,
-        holds_out: float | None = None,
+        holds_out: HoldOut | None = None,
     ) -> None:
         self.method: FederatedRecommender = deployable_copy(estimator)
         method, plan = self.method, self.method._plan()

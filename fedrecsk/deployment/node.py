@@ -12,6 +12,7 @@ import numpy as np
 
 from fedrecsk.data.ids import are_strings, catalogue_ids, id_array
 from fedrecsk.deployment.checks import (
+    HOLDS_OUT,
     Refused,
     check_deployable,
     differences,
@@ -304,7 +305,7 @@ class Node:
         found = [differences(ours, theirs) for ours in self._digests]
         if None not in found:
             searches = isinstance(self.estimator, FederatedSearch)
-            if searches != ("holds_out" in theirs):
+            if searches != (HOLDS_OUT in theirs):
                 side, other = ("client_app", "server_app")[:: 1 if searches else -1]
                 raise Refused(
                     f"{side} was given a FederatedSearch, and {other} a method alone; pass the "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,9 +19,16 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 
 
+class HoldOut(NamedTuple):
+    """Which of its rows each user holds out: a share of them, at random or the latest."""
+
+    share: float
+    latest: bool = False
+
+
 def hold_out(
     data: Interactions,
-    fraction: float,
+    which: HoldOut,
     key: Key,
     codes: NDArray[np.int64] | None = None,
     *,
@@ -30,16 +37,26 @@ def hold_out(
     """Hold out a share of each user's rows, but never all; return training and held-out rows.
 
     Which ones depends only on the user's rows, its code (of `codes`, if `data` has some of the
-    users only) and the key. A device may hold out no row, because other devices do.
+    users only) and the key; rows of equal times are drawn at random. A device may hold out no row,
+    because other devices do.
     """
+    if which.latest and data.times is None:
+        raise ValueError(
+            'validation_rows="latest" needs the times of rows, which the method does not read with '
+            "these parameters; set history_half_life if it has this parameter (a large number, "
+            'such as 1e6, changes nothing else), or validation_rows="random".'
+        )
     lengths = np.diff(data.indptr)
     users = data.users
     place = np.arange(len(users)) - np.repeat(data.indptr[:-1], lengths)
     codes = np.arange(data.n_users) if codes is None else codes
     chance = key.uniform("held-out rows of a user", codes)
-    n_held_out = np.minimum(np.floor(fraction * lengths + chance), lengths - 1)
+    n_held_out = np.minimum(np.floor(which.share * lengths + chance), lengths - 1)
     draws = key.uniform("held-out row", codes[users] * 2**32 + place)
     order = np.argsort(draws)
+    if which.latest:
+        times = np.where(np.isnan(data.times), -np.inf, data.times)
+        order = order[np.argsort(-times[order], kind="stable")]
     order = order[np.argsort(users[order], kind="stable")]
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = place

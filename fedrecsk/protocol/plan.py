@@ -9,6 +9,7 @@ from fedrecsk.protocol.algorithm import PlansRounds, extended
 
 if TYPE_CHECKING:
     from fedrecsk.protocol.algorithm import AnyAlgorithm, Traits
+    from fedrecsk.protocol.early_stopping import HoldOut
     from fedrecsk.protocol.evaluation import Scoring
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.participation import Sampling
@@ -50,8 +51,8 @@ class FitPlan:
         Whether the method learns how much users like an item, instead of whether they do.
     scoring : Scoring
         What clients report of a model on rows that they hold out.
-    holds_out : float or None
-        Share of their rows that clients hold out. None: none.
+    holds_out : HoldOut or None
+        Which of their rows clients hold out. None: none.
     early_stopping : bool
         Whether clients evaluate the model in each round, and the fit may end before the last.
     tol : float
@@ -76,7 +77,7 @@ class FitPlan:
     rating_scale: tuple[float, float] | None
     rates: bool
     scoring: Scoring
-    holds_out: float | None
+    holds_out: HoldOut | None
     early_stopping: bool
     tol: float
     patience: int

@@ -31,6 +31,7 @@ from fedrecsk.cluster import _frames
 from fedrecsk.data._checks import check_fitted
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol import refusals
+from fedrecsk.protocol.early_stopping import HoldOut
 from fedrecsk.selection._halving import Candidate, Halving, rungs_of
 from fedrecsk.selection._noise import check_private, noise_of_a_search
 from fedrecsk.simulation import continuing
@@ -99,6 +100,9 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         the scores of all candidates spend together.
     validation_fraction : float in (0, 1), default=0.1
         Share of its rows that each client holds out.
+    validation_rows : {"random", "latest"}, default="random"
+        Which rows these are. "latest" asks which candidate says best what comes next. It needs a
+        method that reads times, such as one with `history_half_life`.
     refit : bool or "anew", default=True
         Whether the winner goes on to `n_rounds` with all rows, including those held out. A method
         that cannot go on from its last model is fitted anew, and "anew" does so for all methods.
@@ -221,6 +225,7 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
     scoring: str | None = None
     epsilon_scores: Annotated[float, Interval(Real, 0, 1e6, closed="right")] | None = None
     validation_fraction: Between0And1 = 0.1
+    validation_rows: Literal["random", "latest"] = "random"
     refit: bool | Literal["anew"] = True
     n_jobs: Jobs = None
     random_state: Seed = None
@@ -332,6 +337,11 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         """Return what clients measure."""
         return self.scoring or ("rmse" if method._sees_ratings else "ndcg@10")
 
+    @property
+    def _holds_out(self):
+        """Which rows clients hold out."""
+        return HoldOut(self.validation_fraction, latest=self.validation_rows == "latest")
+
     def _is_seeded(self):
         """Return whether a seed is given, by which a search can be repeated."""
         method = self.estimator[-1] if isinstance(self.estimator, Pipeline) else self.estimator
@@ -381,7 +391,7 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         # The noise of fits with the same seed must not be known to clients, who know the seed.
         is_secret = noise is not None and not self._is_seeded()
         for one in candidates:
-            one.begin(noise, is_secret=is_secret)
+            one.begin(noise, self._holds_out, is_secret=is_secret)
         return rungs, scoring
 
     def _joined(self, steps, model):
@@ -495,9 +505,9 @@ class _Simulated(Candidate):
         for name in {"n_features_in_", "feature_names_in_"} & vars(self.method).keys():
             setattr(model, name, getattr(self.method, name))
 
-    def begin(self, noise, *, is_secret):
+    def begin(self, noise, holds_out, *, is_secret):
         """Make the server and the clients, with the noise of a search (Noise), or None."""
-        self.noise, changed = noise, {"holds_out": self.method.validation_fraction}
+        self.noise, changed = noise, {"holds_out": holds_out}
         if noise is not None:
             for one in (self.model, self.method):
                 _set_noise(one._set(n_rounds=self.n_rounds), noise.of_rounds)

@@ -20,6 +20,7 @@ from fedrecsk.protocol import blocks as _blocks
 from fedrecsk.protocol import refusals
 from fedrecsk.protocol.central_noise import CentralNoise, warn_of_cost
 from fedrecsk.protocol.clients import newcomers
+from fedrecsk.protocol.early_stopping import HoldOut
 from fedrecsk.protocol.evaluation import Scoring
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key, Keys
@@ -115,7 +116,7 @@ class FederatedMethod(Recommender):
             rating_scale=getattr(self, "rating_scale", None),
             rates=self._sees_ratings,
             scoring=Scoring((self.scoring,)),
-            holds_out=self.validation_fraction if self.early_stopping else None,
+            holds_out=HoldOut(self.validation_fraction) if self.early_stopping else None,
             early_stopping=self.early_stopping,
             tol=self.tol,
             patience=self.n_iter_no_change,

@@ -78,10 +78,10 @@ def searched(name="RFRec", federation=DIGITS, **parameters):
     return FederatedSearch(method, grid, **options)
 
 
-def deployed(search, folder, silos=SILOS, identities=None, **settings):
+def deployed(search, folder, silos=SILOS, identities=None, rows=X, **settings):
     """A coordinator, and its nodes."""
     key = simulated_key(search)
-    nodes = make_nodes(search, X, Y, silos, folder, private=key, identities=identities)
+    nodes = make_nodes(search, rows, Y, silos, folder, private=key, identities=identities)
     return coordinator(
         search, nodes, folder, **{"patience": 5.0, "gathering": 20.0} | settings
     ), nodes
@@ -122,6 +122,22 @@ def test_a_deployed_search_is_the_simulated_one(name, tmp_path, monkeypatch):
     assert not (tmp_path / "server" / "search").exists()
     # States of the candidates go with the search.
     assert {len(node.store.names("*.state")) for node in nodes.values()} == {1}
+
+
+def test_nodes_hold_out_their_latest_rows(tmp_path):
+    timed = np.column_stack([X, np.random.default_rng(0).permutation(len(X))])
+    search = searched("LocALS", scoring="ndcg@5", validation_rows="latest")
+    search.estimator.set_params(history_half_life=2.0)
+    one, nodes = deployed(search, tmp_path, rows=timed)
+    found = one.run()
+    expected = clone(search).fit(timed, Y, clients=SILOS)
+    # The server sees no columns.
+    found.n_features_in_ = expected.n_features_in_
+    assert_found_the_same(found, nodes, expected)
+    other = nodes[1002]
+    other.estimator = clone(search).set_params(validation_rows="random")
+    theirs, ours = (fits_of(each)[0].digests() for each in (search, other.estimator))
+    assert [name for name in ours if ours[name] != theirs[name]] == ["validation_rows"]
 
 
 # ----------------------------------------------------------------------- lost, late, killed

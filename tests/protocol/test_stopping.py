@@ -9,7 +9,7 @@ from sklearn.exceptions import ConvergenceWarning
 from fedrecsk import LightFR, LocALS, RFRec
 from fedrecsk.data.interactions import encode
 from fedrecsk.protocol import blocks
-from fedrecsk.protocol.early_stopping import EarlyStopping, hold_out
+from fedrecsk.protocol.early_stopping import EarlyStopping, HoldOut, hold_out
 from fedrecsk.protocol.keys import Key
 from tests.conftest import make_toy
 
@@ -90,13 +90,33 @@ def test_a_share_of_every_users_rows_is_held_out_but_never_all(fraction):
     data = encode(*make_toy(60, 9))
     lengths, counts = np.diff(data.indptr), []
     for seed in range(30):
-        training, held_out = hold_out(data, fraction, Key(seed))
+        training, held_out = hold_out(data, HoldOut(fraction), Key(seed))
         counts.append(np.bincount(held_out.users, minlength=60))
         assert (counts[-1] + np.bincount(training.users, minlength=60) == lengths).all()
     assert (np.min(counts, axis=0) >= np.minimum(np.floor(fraction * lengths), lengths - 1)).all()
     assert (np.max(counts, axis=0) <= np.minimum(np.ceil(fraction * lengths), lengths - 1)).all()
     if fraction < 0.9:
         assert np.mean(counts) == pytest.approx(fraction * lengths.mean(), rel=0.05)
+
+
+def test_the_latest_rows_are_held_out_and_ties_by_chance():
+    X, y = make_toy(60, 9)
+    times = np.random.default_rng(0).integers(5, size=len(X)).astype(float)
+    times[times == 0] = np.nan
+    data = encode(X, y, times=times)
+    for seed in range(3):
+        training, held_out = hold_out(data, HoldOut(0.4, latest=True), Key(seed))
+        # As many as at random.
+        plain = hold_out(data, HoldOut(0.4), Key(seed))[1]
+        np.testing.assert_array_equal(held_out.indptr, plain.indptr)
+        for user in range(60):
+            kept, last = (
+                np.nan_to_num(one.times[one.indptr[user] : one.indptr[user + 1]])
+                for one in (training, held_out)
+            )
+            assert not len(last) or kept.max() <= last.min()
+    items = {tuple(hold_out(data, HoldOut(0.4, latest=True), Key(s))[1].items) for s in range(9)}
+    assert len(items) > 1
 
 
 def stopped_early(**parameters):

@@ -9,19 +9,23 @@ from sklearn.base import clone
 from sklearn.utils import check_random_state
 
 from fedrecsk.metrics import evaluate_ranking
-from fedrecsk.protocol.early_stopping import hold_out
+from fedrecsk.protocol.early_stopping import HoldOut, hold_out
 from fedrecsk.protocol.keys import Key
 
 
-def split(method, X, y, key):
+def split(method, X, y, key, *, latest=False):
     """Training rows and held-out rows, each as (X, y)."""
     data = clone(method)._prepared(X, y)
     return [
         (
-            np.stack([data.user_ids.values[one.users], data.item_ids.values[one.items]], axis=1),
+            np.stack(
+                [data.user_ids.values[one.users], data.item_ids.values[one.items]]
+                + ([] if one.times is None else [one.times.astype(int)]),
+                axis=1,
+            ),
             None if y is None else one.values,
         )
-        for one in hold_out(data, 0.1, key)
+        for one in hold_out(data, HoldOut(0.1, latest), key)
     ]
 
 
@@ -48,13 +52,13 @@ def evaluated(method, train, held_out, rung, key, share):
     return float(np.mean(scores))
 
 
-def halving(methods, X, y, rungs, factor, shares=(1, 1, 1)):
+def halving(methods, X, y, rungs, factor, shares=(1, 1, 1), *, latest=False):
     """For each cut the numbers of the candidates, best first, and their scores.
 
     `shares` are those of the clients that evaluate each candidate.
     """
     key = Key(int(check_random_state(methods[0].random_state).randint(2**31 - 1)))
-    train, held_out = split(methods[0], X, y, key)
+    train, held_out = split(methods[0], X, y, key, latest=latest)
     items = np.unique(X[:, 1])
     methods = [clone(one).set_params(items=items) for one in methods]
     alive, cuts = list(range(len(methods))), []

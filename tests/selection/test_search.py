@@ -14,7 +14,7 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.utils import check_random_state
 
-from fedrecsk import FedEASE, Federation, FedMF, LocALS, Popularity, RFRec, RFRecF
+from fedrecsk import FedEASE, Federation, FedItemKNN, FedMF, LocALS, Popularity, RFRec, RFRecF
 from fedrecsk.datasets import make_ratings
 from fedrecsk.metrics import bytes_up_scorer, evaluate_ranking
 from fedrecsk.model_selection import UserKFold, compare
@@ -29,6 +29,7 @@ from tests.reference.search import halving, split
 
 X, Y = make_ratings(n_users=50, n_items=30, n_ratings=1000, random_state=0)
 X = X[:, :2].astype(int)
+FADING = {"history_half_life": 3.0, "pair_half_life": 4.0}
 GRID = {"reg_user": [0.01, 0.04, 0.16], "learning_rate": [0.05, 0.1, 0.2]}
 
 
@@ -60,6 +61,18 @@ def found():
 )
 def test_it_finds_what_a_plain_loop_finds(method, grid, y):
     assert_finds_the_same(search(method, grid).fit(X, y), method, grid, X, y)
+
+
+@pytest.mark.parametrize("estimator", [LocALS(3, history_half_life=3.0), FedItemKNN(**FADING)])
+def test_it_finds_what_is_best_for_the_latest_rows(estimator):
+    estimator.set_params(random_state=1)
+    # Times are the order of the rows.
+    timed = np.column_stack([X, np.random.default_rng(0).permutation(len(X))])
+    grid = {"history_half_life": [1.0, 3.0, 1e6]}
+    ours = search(estimator, grid, validation_rows="latest").fit(timed)
+    assert_finds_the_same(ours, estimator, grid, timed, None, latest=True)
+    at_random = search(estimator, grid).fit(timed)
+    assert at_random.cv_results_["mean_test_score"][0] != ours.cv_results_["mean_test_score"][0]
 
 
 def assert_finds_the_same(ours, method, grid, X, y, **options):
@@ -328,6 +341,10 @@ def test_other_models_and_rows_without_a_pair_are_refused():
     alone = np.stack([np.arange(10), np.arange(10) % 3], axis=1)
     with pytest.raises(ValueError, match=r"no row to hold out.*search"):
         search().fit(alone, np.arange(10.0))
+    with pytest.raises(ValueError, match=r"needs the times of rows.* set history_half_life"):
+        search(LocALS(), {"alpha": [1.0, 2.0]}, validation_rows="latest").fit(X)
+    with pytest.raises(ValueError, match="'validation_rows' parameter of FederatedSearch"):
+        search(validation_rows="last").fit(X, Y)
 
 
 @pytest.mark.parametrize("refit", [True, "anew", False])
