@@ -295,6 +295,7 @@ def search_of(setting):
         scoring="rmse" if getattr(estimator, "_sees_ratings", False) else "ndcg@3",
         epsilon_scores=1e6 if noisy else None,
         validation_fraction=0.3,
+        validation_rows="latest" if estimator.get_params().get("history_half_life") else "random",
         random_state=0,
     )
 
