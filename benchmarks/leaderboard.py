@@ -102,7 +102,7 @@ GRID = {
     "FedEASE": {"reg": ["auto", 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0]},
     "FedSpectral": ("reg_user", "alpha"),
     "FedItemKNN": {"power": [0.0625, "auto", 1.0], "shrinkage": [1.25, 5.0, 20.0]},
-    IN_TIME: {"pair_half_life": [4.0, "auto", 16.0], "history_half_life": [1.5, "auto", 6.0]},
+    IN_TIME: next_item.LIVES,
 }
 # Parameters without which a method refuses central privacy.
 PRIVATE = {key: {"upload": "all"} for key in ("ExplicitFCF", "FedRec", "GlobSGD", "LocSGD")}

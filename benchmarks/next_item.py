@@ -7,8 +7,9 @@ nobody had before counts 0. `scores` also prints megabytes per client and CPU se
 one parameter after the other it keeps the best of SEARCHED, beginning with STARTS, until none
 changes. Its record has the parameters of "chosen" in `scores` and `attributes`.
 `choices` prints NDCG@10 of the last rows but one of the other users, or if there are none of the
-same: of "auto", of "auto" with a part of it given, and of what `search` found, with the standard
-error of the difference to "auto"; also on sets not looked at for the rules of "auto".
+same: of "auto", of "auto" with a part of it given, of what `search` found, and of what a
+`FederatedSearch` among LIVES finds in the rows of the fit, with the standard error of the difference
+to "auto"; also on sets not looked at for the rules of "auto".
 `attributes` prints it by `content_weight`, for test items of fewer training rows than the median of
 the test rows, and for the others. Rows of the same day stand in the order of the original files,
 for all methods alike.
@@ -35,6 +36,7 @@ from fedrecsk import FedEASE, FedItemKNN, ItemKNN, LocALS, Popularity
 from fedrecsk.datasets import make_interactions
 from fedrecsk.ensemble import RankingEnsemble
 from fedrecsk.model_selection import LeaveLastOut
+from fedrecsk.selection import FederatedSearch
 
 N_BEST, N_USERS = 10, 4000
 FILES = {
@@ -246,13 +248,16 @@ def choices(options):
             continue
         train, rows, others = validation_rows(X)
         rows = others if len(others) else rows
-        tried = {"auto": AUTO}
-        tried |= {f"auto, {key} {value}": AUTO | {key: value} for key, value in GIVEN.items()}
+        tried = {"auto": ItemKNN(**AUTO)}
+        for key, value in GIVEN.items():
+            tried[f"auto, {key} {value}"] = ItemKNN(**AUTO | {key: value})
         if name in options.data:
-            tried["searched"] = chosen(name)
+            tried["searched"] = ItemKNN(**chosen(name))
+        for which in ("latest", "random"):
+            tried[f"FederatedSearch, {which} rows"] = search_of(FedItemKNN(**AUTO), which)
         auto = None
-        for label, parameters in tried.items():
-            model = ItemKNN(**parameters).fit(train)
+        for label, model in tried.items():
+            model = getattr(model.fit(train), "best_estimator_", model)
             found = gains(model, rows)
             auto = found if auto is None else auto
             error = (found - auto).std() / len(rows) ** 0.5 / auto.mean()
@@ -285,6 +290,13 @@ def attributes(options):
                 print(f"| {name} | {label} | {weight} | {cells} |", flush=True)
 
 
+def search_of(model, which):
+    """Return a search of half-lives where the data are, by the latest rows or random ones."""
+    return FederatedSearch(model, LIVES, n_candidates=9, validation_rows=which, random_state=0)
+
+
+# What a FederatedSearch tries.
+LIVES = {"pair_half_life": [4.0, "auto", 16.0], "history_half_life": [1.5, "auto", 6.0]}
 # Parameters that "auto" would find.
 GIVEN = {"power": 0.25, "history_half_life": 2.0}
 # How many users a cosine of 1 counts.
