@@ -8,8 +8,8 @@ one parameter after the other it keeps the best of SEARCHED, beginning with STAR
 changes. Its record has the parameters of "chosen" in `scores` and `attributes`.
 `choices` prints NDCG@10 of the last rows but one of the other users, or if there are none of the
 same: of "auto", of "auto" with a part of it given, of what `search` found, and of what a
-`FederatedSearch` among LIVES finds in the rows of the fit, with the standard error of the difference
-to "auto"; also on sets not looked at for the rules of "auto".
+`FederatedSearch` among LIVES finds in the rows of the fit, with the standard error of the
+difference to "auto"; also on sets not looked at for the rules of "auto".
 `attributes` prints it by `content_weight`, for test items of fewer training rows than the median of
 the test rows, and for the others. Rows of the same day stand in the order of the original files,
 for all methods alike.
@@ -240,6 +240,7 @@ def _climb(train, rows, best, tried):
 def choices(options):
     """Validation rows, by what "auto" finds, with parts of it given, and by what is searched."""
     add_method(ItemKNN())
+    add_method(FedItemKNN())
     print('| data | users | parameters | direction | support | NDCG@10 | divided by "auto" |')
     print("|---|---|---|---|---|---|---|")
     for name in [*options.data, *OTHERS]:
