@@ -30,7 +30,7 @@ def _code(node, modules=()):
     """Yield the names and constants of a syntax tree, without text and the names of modules."""
     is_text = isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", 0), str)
     is_text |= isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
-    if is_text or isinstance(node, ast.Import | ast.ImportFrom | ast.JoinedStr):
+    if is_text or isinstance(node, ast.Import | ast.ImportFrom):
         return
     if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in modules:
         node = ast.Name(node.attr, node.ctx)

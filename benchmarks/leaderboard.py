@@ -11,14 +11,16 @@ rows alone, which hold out a tenth at random, or the latest tenth where the meth
 parameters, most at a quarter, once and four times their defaults, are 9 candidates. "10" and "1"
 are the scores with `CentralDP` at these epsilons, a public catalogue and scale, and the settings of
 `PRIVATE` and of ``benchmarks.private_rankings``. "placebo" is HR@10 of a random item that the user
-has not touched, with the method as it is.
+has not touched, with the method as it is: it tests the evaluation, as methods see training rows
+alone. Where rows have times, "in time" is a method with half-lives "auto".
 
 A method has `BUDGET` CPU seconds for all its fits to a data set: as it is, at each epsilon, and in
-the search. A fit that would spend more is stopped, and not begun if the first one took longer than
-what is left; its cell is `STOPPED`. Neural methods, whose searches would take more than that, are
-fitted as they are only, to at most `MOST` users; those of `SLOW` are not, because the seconds of a
-round that ``benchmarks.neural`` measured already say so. Above `MOST` items nothing is solved for a
-matrix of all pairs of items, and no noise is added to one.
+the search. A fit that spends more is stopped. One that would probably spend more, because the first
+one took longer than what is left, does not begin. The cell of both is `STOPPED`. Neural methods,
+whose searches would take more than that, are fitted as they are only, to at most `MOST` users;
+those of `SLOW` are not, because the seconds of a round that ``benchmarks.neural`` measured already
+say so. Above `MOST` items nothing is solved for a matrix of all pairs of items, and no noise is
+added to one.
 
 The generated sets are `make_ratings` and `make_interactions` as they are. "truth" is the best
 possible score there: of the ranking by the weights that items were drawn by, and of the expected
@@ -73,10 +75,11 @@ STOPPED = f"more than {BUDGET} s"
 N_USERS, N_CANDIDATES, MOST = 10_000, 9, 10_000
 EPSILONS = 10.0, 1.0
 SLOW, NEURAL = {"FedNCF", "FedRAP"}, {"PFedRec", "GPFedRec"}
-# FedItemKNN with half-lives, where rows are in order of time.
-IN_TIME = "FedItemKNN, in time"
+# Methods with half-lives, where rows are in order of time; this one is also searched.
+TIMED = ", in time"
+IN_TIME = f"FedItemKNN{TIMED}"
 SOLVED = {"EASE", "FedEASE"}
-SUMS_OF_PAIRS = {"FedEASE", "FedItemKNN", IN_TIME, "FedSpectral"}
+SUMS_OF_PAIRS = {"FedEASE", "FedItemKNN", "FedSpectral"}
 # They need a module, or features of items.
 LEFT_OUT = {"FederatedModule", "DDL"}
 COSTS = ["MB up / down", "rounds", "CPU s"]
@@ -259,8 +262,11 @@ def search_of(name, model):
     if not isinstance(grid, dict):
         now = {key: getattr(model, key) for key in grid}
         grid = {key: [type(one)(one * factor) for factor in FACTORS] for key, one in now.items()}
+    model = clone(model).set_params(random_state=reported(1)[0])
     rows = "latest" if name == IN_TIME else "random"
-    return FederatedSearch(model, grid, n_candidates=N_CANDIDATES, validation_rows=rows)
+    # Anew, so that the search shows its choice alone.
+    settings = {"validation_rows": rows, "refit": "anew"}
+    return FederatedSearch(model, grid, n_candidates=N_CANDIDATES, **settings)
 
 
 def private(name, model, task, epsilon):
@@ -287,11 +293,12 @@ def obstacle(label, model, task):
     """Return why a method is not tried, as a cell, or ""."""
     n_users, n_items = (len(np.unique(column)) for column in task.train[0][:, :2].T)
     is_private = getattr(getattr(model, "federation", None), "central_dp", None) is not None
-    if label in (SUMS_OF_PAIRS if is_private else SOLVED) and n_items > MOST:
+    name = label.removesuffix(TIMED)
+    if name in (SUMS_OF_PAIRS if is_private else SOLVED) and n_items > MOST:
         return f"more than {MOST:,} items"
     if label in NEURAL and n_users > MOST:
         return f"more than {MOST:,} users"
-    return STOPPED * (label in SLOW)
+    return STOPPED if label in SLOW else ""
 
 
 def attempt(label, model, task, left, least=0.0):
@@ -322,7 +329,7 @@ def placebo_of(model, task, n_methods):
 
     some = {"n_users": min(N_USERS, len(np.unique(task.train[0][:, 0]))), "random_state": 0}
     found = placebo(rank, task.train[0][:, :2], confidence=1 - 0.01 / n_methods, **some)
-    return f"{found.hit_rate:.3f}" + " leak" * found.has_leak
+    return f"{found.hit_rate:.3f}{' leak' if found.has_leak else ''}"
 
 
 def methods(task, name):
@@ -333,8 +340,14 @@ def methods(task, name):
     known = [one for one in known if issubclass(one, RatingMixin) == rates]
     found = {one.__name__: one() for one in known if one.__name__ not in LEFT_OUT}
     if not rates and name in FILES:
-        found[IN_TIME] = fedrecsk.FedItemKNN(**next_item.AUTO)
+        found |= {f"{one}{TIMED}": timed for one in found if (timed := in_time(found[one]))}
     return dict(sorted(found.items(), key=lambda pair: "federation" in pair[1].get_params()))
+
+
+def in_time(model):
+    """Return a method with half-lives "auto", or None if it has none."""
+    lives = {name: "auto" for name in next_item.AUTO if name in model.get_params()}
+    return clone(model).set_params(**lives) if lives else None
 
 
 def measure(label, model, task, n_methods):

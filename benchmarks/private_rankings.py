@@ -42,7 +42,8 @@ PRIVATE = {
     "FedSpectral, as it is": (FedSpectral(), {}),
     "FedEASE": (FedEASE(), {}),
     "FCF": (FCF(n_rounds=20), {}),
-    "LocALS": (LocALS(n_rounds=4, upload="all"), {"clip": 0.1}),
+    # Fewer factors suit noise.
+    "LocALS": (LocALS(n_factors=20, n_rounds=4, upload="all"), {"clip": 0.1}),
 }
 CHOICES = {
     "FedSpectral": [

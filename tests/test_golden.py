@@ -95,6 +95,7 @@ SILOS = {
 ITEMS = 1000 + 3 * np.arange(20)
 FEATURES = {"items": ITEMS, "item_features": np.eye(20)[:, :5] + np.eye(20)[::-1, :5]}
 FADING = {"history_half_life": 3.0, "timestamps": "row_order"}
+AUTO = {"pair_half_life": "auto", "history_half_life": "auto", "timestamps": "row_order"}
 BY_EPSILON = {"items": ITEMS, "rating_scale": (1, 5)}
 # Other parameters: name of the entry, estimator, parameters, federation's parameters, number of
 # clients.
@@ -106,6 +107,8 @@ VARIANTS = {
         "FedItemKNN",
         {"backward_weight": 0.25, "pair_half_life": 2.0, **FADING},
     ),
+    "FedItemKNN auto": ("FedItemKNN", AUTO),
+    "ItemKNN auto": ("ItemKNN", AUTO),
     "FedMF cohorts, n_jobs=2": ("FedMF", {"client_fraction": 0.3, "n_jobs": 2}),
     "RFRec of holders": ("RFRec", {"aggregation": "holders"}),
     "RFRec cohorts in turn": ("RFRec", {"client_fraction": 0.3}, {"sampling": "rotating"}),

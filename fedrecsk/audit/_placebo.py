@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -132,7 +133,7 @@ def placebo(
         The program under test, as a function ``fit_and_rank(train, test, candidates)``. It is
         called once, with
 
-        - `train`: X as it was passed, all rows for training;
+        - `train`: a copy of X as it was passed, all rows for training;
         - `test`: an array of shape (n_users, 2), a user and its placebo item in each row, as a
           program gets them that holds test rows out;
         - `candidates`: an array of items of shape (n_users, 1 + n_negatives), the placebo item of
@@ -251,7 +252,7 @@ def placebo(
         scores = evaluate_ranking(model, test, metrics="hit_rate", k=k, negatives=others, X_train=X)
         hit_rate = scores[f"hit_rate@{k}"]
     else:
-        hit_rate = _hit_rate(fit_and_rank(X, test, candidates), codes.shape, k)
+        hit_rate = _hit_rate(fit_and_rank(deepcopy(X), test, candidates), codes.shape, k)
     tail, hits = (1 - confidence) / 2, hit_rate * len(users)
     low, high = at_least(hits, len(users), tail), 1 - at_least(len(users) - hits, len(users), tail)
     name = getattr(fit_and_rank, "__name__", type(fit_and_rank).__name__)

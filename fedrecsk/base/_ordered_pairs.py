@@ -30,6 +30,8 @@ OF_ALL, OF_OWN = 2, 3
 # From validation rows (benchmarks.next_item choices): the weight of the other direction is this
 # power of how often two users have a pair in opposite order, as a share of the same order.
 AGREEMENT_POWER = 2
+# A share of the pairs in common that may be rounding alone, by floating point or by masks.
+RESOLUTION = 1e-4
 
 
 def ordered_gram(likes, half_life, senders):
@@ -95,12 +97,15 @@ def first_and_later(gram, n_items):
 def direction_of(matrix, squares):
     """Return what a matrix of first and later items says of direction.
 
-    Sums over pairs of users are those of the matrix, less what users have with themselves.
+    Sums over pairs of users are those of the matrix, less what users have with themselves. They say
+    nothing if no upload has arrived, or if hardly any two users share a pair.
     """
+    if squares is None:
+        return Direction(1.0, 1.0)
     own_same, own_opposite = squares[..., 0].sum(), squares[..., 1].sum()
     same = (matrix * matrix).sum() - own_same
     opposite = (matrix * matrix.T).sum() - own_opposite
-    if not min(same, own_same) > 0:
+    if not same > RESOLUTION * own_same > 0:
         return Direction(1.0, 1.0)
     agreement = float(np.clip(opposite / same, 0, 1))
     return Direction(agreement**AGREEMENT_POWER, float(1 + same / own_same))

@@ -423,9 +423,11 @@ class ClientItemsAlgorithm(ClientItemsParameters, ImplicitAlgorithm):
 def divide(change, matrix, shift=0.0):
     """Return change (matrix + shift I)^-1 without the directions that the sum does not resolve.
 
-    A shift of shape (n_rows, 1) has its own number for each row; the matrix is then symmetric.
+    A shift of shape (n_rows, 1) has its own number for each row; the matrix is then symmetric, and
+    directions that are not resolved change little.
     """
     if not np.any(shift):
         return change @ np.linalg.pinv(matrix, rcond=RESOLUTION)
     sizes, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-    return (change @ vectors / (np.maximum(sizes, 0) + shift)) @ vectors.T
+    sizes = np.maximum(sizes, RESOLUTION * sizes.max())
+    return (change @ vectors / (sizes + shift)) @ vectors.T
