@@ -157,7 +157,6 @@ def of_silos_leaks():
     return [float(getattr(report, name)) for name in report.chance]
 
 
-# Name of the entry: what it covers, and where its numbers come from.
 def of_defaults(Estimator):
     """Fit with the default parameters, but in two steps, and predict."""
     model = Estimator()
@@ -167,6 +166,7 @@ def of_defaults(Estimator):
     return model.fit(X, y).predict(PAIRS)
 
 
+# Name of the entry: what it covers, and where its numbers come from.
 TOOLS = {
     "metrics": ("evaluate_ranking", of_metrics),
     "splits": ("LeaveLastOut", of_splits),

@@ -93,7 +93,7 @@ pair_half_life : float, "auto" or None, default={default}
     "auto": 8. If None, all pairs have the same weight.
 history_half_life : float, "auto" or None, default={default}
     Number of later items after which an item's weight in the user's scores halves. "auto": 2,
-    or ``1 + 6 * backward_weight_ / sqrt(pair_support_)`` where the sum says `backward_weight`:
+    or ``1 + 6 * backward_weight_ / sqrt(pair_support_)`` if `backward_weight_` is learned:
     longer where direction matters less or pairs are rarer. If None, all items have the same
     weight.
 backward_weight : float or "auto", default="auto"
@@ -103,15 +103,15 @@ backward_weight : float or "auto", default="auto"
 [history_power]
 history_power : float or "auto", default="auto"
     Exponent of the count of the item that the user had; `power` is then that of the item to
-    come. "auto": as `power`, but ``2 - backward_weight_`` times as much where the sum says
-    `backward_weight`: the more direction matters, the closer to the share of what came next.
+    come. "auto": ``(2 - backward_weight_) * power`` if `backward_weight_` is learned, and
+    otherwise `power`. The more direction matters, the closer to the share of what came next.
 [backward_weight_]
 backward_weight_ : float
     The weight of the other direction that was used.
 [pair_support_]
 pair_support_ : float or None
-    How many users have a pair of items in the same order: a mean over pairs of users, weighted
-    as the sum is. None where the sum does not say `backward_weight`.
+    Mean number of users, each user included, who have a pair of items in the same order, over
+    all users' pairs; weighted as the sum is. None if `backward_weight_` is not learned.
 [direction]
 *Direction.* With `backward_weight` b below 1, the numerator of B_ij is ``F_ij + b F_ji``, where
 F_ij adds up only the pairs whose item i came before j. At one time a pair counts half in each
@@ -121,7 +121,8 @@ weighted as the sum is.
 [nearest power]
 power : float or "auto", default="auto"
     Exponent of the popularity normalisation: 0 for none, 0.5 for cosine similarity. "auto":
-    0.25, or ``pair_support_ / 16``, from 0.25 to 0.5, where the sum says `backward_weight`.
+    ``pair_support_ / 16``, but from 0.25 to 0.5, if `backward_weight_` is learned, and
+    otherwise 0.25.
 [power]
 power : float, default={default}
     Exponent of the popularity normalisation: 0 for none, 0.5 for cosine similarity.

@@ -167,7 +167,8 @@ class FedItemKNN(NearestContent, NearestItemsMixin, OwnWeights):
           3  server adds up: G                                  step
         end
           4  server finds the nearest items of each item,
-             by B_ij = G_ij / ((G_ii G_jj)^power + shrinkage)   solve
+             by B_ij = G_ij / ((G_ii G_jj)^power + shrinkage),
+             or with direction as below                         solve
           5  clients receive those of their items               final
           6  ... and add up those of a user's own items
 
@@ -212,6 +213,6 @@ class FedItemKNN(NearestContent, NearestItemsMixin, OwnWeights):
         )
 
     def _asked_weight(self):
-        # Directions would have more noise than they tell.
+        # Noise would hide direction.
         is_private = self.backward_weight == "auto" and self._setting().central_dp is not None
         return 1.0 if is_private else super()._asked_weight()
