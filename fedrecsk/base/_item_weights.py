@@ -64,7 +64,8 @@ class Direction(NamedTuple):
     """What a fit knows of direction, and what "auto" stands for then.
 
     `pair_support` is how many users share a pair in one order, 1 or more, a mean over users' pairs;
-    None if `backward_weight` is given or without direction. The numbers are from validation rows (benchmarks.next_item).
+    None if `backward_weight` is given or 1. The numbers are from validation rows
+    (benchmarks.next_item).
     """
 
     backward_weight: float
