@@ -3,7 +3,7 @@
 import importlib.util
 import pickle
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from fedrecsk import BiasOnly, testing
 from fedrecsk.federated import estimator_of
 from fedrecsk.models import clipped
+from fedrecsk.protocol import Algorithm
 from fedrecsk.selection import federated_evaluate
 from fedrecsk.testing import check_federated_estimator
 from tests.conftest import make_toy
@@ -160,3 +161,12 @@ def test_other_estimators_are_refused():
         check_federated_estimator(BiasOnly())
     with pytest.raises(TypeError, match="instance of a federated method"):
         check_federated_estimator(Ridge)
+
+
+def test_what_an_algorithm_lacks_is_named():
+    with pytest.raises(ValueError, match='learns should be "ratings" or "likes"'):
+        estimator_of(RidgeAlgorithm, learns="clicks")
+    with pytest.raises(TypeError, match=r"Only lacks begin, .*, user_attributes; see"):
+        estimator_of(dataclass(type("Only", (Algorithm,), {})))
+    with pytest.raises(TypeError, match="'n_round' is not a parameter of every federated method"):
+        estimator_of(RidgeAlgorithm, n_round=3)

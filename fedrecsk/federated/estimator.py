@@ -53,12 +53,16 @@ def estimator_of(
     ------
     TypeError
         If `algorithm` is not such a class, or lacks a function.
+    ValueError
+        If `learns` is neither "ratings" nor "likes".
 
     Examples
     --------
     See :doc:`/add_a_method`.
     """
     _check(algorithm)
+    if learns not in ("ratings", "likes"):
+        raise ValueError(f'learns should be "ratings" or "likes", got {learns!r}.')
     own = [one for one in fields(algorithm) if one.init]
     hints = get_type_hints(algorithm, include_extras=True)
     given = [
