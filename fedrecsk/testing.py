@@ -76,16 +76,24 @@ def check_federated_estimator(estimator: FederatedRecommender) -> None:
     with warnings.catch_warnings():
         # scikit-learn's checks take random numbers for ids.
         warnings.filterwarnings("ignore", ".* ids .* have fractions", UserWarning)
-        check_estimator(_quick(estimator))
+        for found in check_estimator(_quick(estimator), on_fail=None):
+            if found["status"] == "failed":
+                _note(found["exception"], f"In scikit-learn's {found['check_name']}.")
+                raise found["exception"]
     for check in CHECKS:
         try:
             check(estimator)
         except Exception as error:
-            error.add_note(f"In fedrecsk.testing.{check.__name__}, which checks: {check.__doc__}")
-            function = _function_of_the_algorithm(error)
-            if function is not None:
-                error.add_note(f"It was raised in {function}(...) of the algorithm.")
+            _note(error, f"In fedrecsk.testing.{check.__name__}, which checks: {check.__doc__}")
             raise
+
+
+def _note(error, where):
+    """Add notes to an error: where it was raised, and in which function of the algorithm."""
+    error.add_note(where)
+    function = _function_of_the_algorithm(error)
+    if function is not None:
+        error.add_note(f"It was raised in {function}(...) of the algorithm.")
 
 
 def _function_of_the_algorithm(error):

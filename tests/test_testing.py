@@ -139,17 +139,29 @@ def test_a_method_that_no_device_could_store_fails():
 
 
 def test_errors_name_their_check(monkeypatch):
-    monkeypatch.setattr(testing, "check_estimator", lambda estimator: None)
+    monkeypatch.setattr(testing, "check_estimator", lambda *_, **__: [])
     with pytest.raises(ValueError, match=r"diverged|infinite|NaN") as error:
         check_federated_estimator(broken(step=is_infinite)(n_factors=2))
     assert "fedrecsk.testing.check_equal_seeds" in error.value.__notes__[0]
+
+
+def is_upset_by_negative_values(self, block, message, key):
+    assert (block.values >= 0).all()
+    return RidgeAlgorithm.enter(self, block, message, key)
+
+
+def test_errors_name_the_check_of_scikit_learn():
+    with pytest.raises(AssertionError) as error:
+        check_federated_estimator(broken(enter=is_upset_by_negative_values)(n_factors=2))
+    assert "In scikit-learn's check_" in error.value.__notes__[0]
+    assert "It was raised in enter(...)" in error.value.__notes__[1]
 
 
 def test_an_error_in_a_function_names_it(monkeypatch):
     def fails(self, *given):
         return given["not there"]
 
-    monkeypatch.setattr(testing, "check_estimator", lambda estimator: None)
+    monkeypatch.setattr(testing, "check_estimator", lambda *_, **__: [])
     for name in ("answer", "enter", "update", "step", "final", "personalize"):
         with pytest.raises(TypeError) as error:
             check_federated_estimator(broken(**{name: fails})(n_factors=2))
