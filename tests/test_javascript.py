@@ -216,6 +216,11 @@ WRONG = {
         "recommend",
         [[], 1, {"exclude": [3]}],
     ),
+    "There is no option exclud; there are exclude, candidates and excludeSeen.": (
+        "EASE",
+        "recommend",
+        [[1000], 1, {"exclud": [1001]}],
+    ),
     "items should be a list of item ids, got 1000.": ("EASE", "recommend", ["1000"]),
     "items should be a list of item ids, got 7.": ("EASE", "recommend", [7]),
     "items should be a list of item ids, got null.": ("EASE", "recommend", [None]),

@@ -172,8 +172,9 @@ def warn_about_target(name: str, X: Any, y: Any, *, rates: bool) -> None:
     columns = [one for one in list(getattr(X, "columns", ()))[2:] if role_of(one) == "rating"]
     if y is None and columns:
         warn(
-            f"X has a column {columns[0]!r}, which is not read. {cure}"
-            f"X, y = preprocessing.to_implicit(X, X[{columns[0]!r}], threshold=4)."
+            f"X has a column {columns[0]!r}, which is not read. {cure}X, y = "
+            f"preprocessing.to_implicit(X, X[{columns[0]!r}], threshold=4). If they are chosen "
+            "already, leave the column out."
         )
 
 
