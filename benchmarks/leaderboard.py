@@ -80,6 +80,8 @@ TIMED = ", in time"
 IN_TIME = f"FedItemKNN{TIMED}"
 SOLVED = {"EASE", "FedEASE"}
 SUMS_OF_PAIRS = {"FedEASE", "FedItemKNN", "FedSpectral"}
+# FedItemKNN numbers pairs with a direction in 32 bits.
+MOST_DIRECTED = 37_836
 # They need a module, or features of items.
 LEFT_OUT = {"FederatedModule", "DDL"}
 COSTS = ["MB up / down", "rounds", "CPU s"]
@@ -105,7 +107,7 @@ GRID = {
     "FedEASE": {"reg": ["auto", 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0]},
     "FedSpectral": ("reg_user", "alpha"),
     "FedItemKNN": {"power": [0.0625, "auto", 1.0], "shrinkage": [1.25, 5.0, 20.0]},
-    IN_TIME: next_item.LIVES,
+    IN_TIME: next_item.TRIED,
 }
 # Parameters without which a method refuses central privacy.
 PRIVATE = {key: {"upload": "all"} for key in ("ExplicitFCF", "FedRec", "GlobSGD", "LocSGD")}
@@ -293,6 +295,8 @@ def obstacle(label, model, task):
     """Return why a method is not tried, as a cell, or ""."""
     n_users, n_items = (len(np.unique(column)) for column in task.train[0][:, :2].T)
     is_private = getattr(getattr(model, "federation", None), "central_dp", None) is not None
+    if label == IN_TIME and n_items > MOST_DIRECTED:
+        return f"more than {MOST_DIRECTED:,} items"
     name = label.removesuffix(TIMED)
     if name in (SUMS_OF_PAIRS if is_private else SOLVED) and n_items > MOST:
         return f"more than {MOST:,} items"

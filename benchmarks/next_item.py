@@ -8,7 +8,7 @@ one parameter after the other it keeps the best of SEARCHED, beginning with STAR
 changes. Its record has the parameters of "chosen" in `scores` and `attributes`.
 `choices` prints NDCG@10 of the last rows but one of the other users, or if there are none of the
 same: of "auto", of "auto" with a part of it given, of what `search` found, and of what a
-`FederatedSearch` among LIVES finds in the rows of the fit, with the standard error of the
+`FederatedSearch` among TRIED finds in the rows of the fit, with the standard error of the
 difference to "auto"; also on sets not looked at for the rules of "auto".
 `attributes` prints it by `content_weight`, for test items of fewer training rows than the median of
 the test rows, and for the others. Rows of the same day stand in the order of the original files,
@@ -254,8 +254,8 @@ def choices(options):
             tried[f"auto, {key} {value}"] = ItemKNN(**AUTO | {key: value})
         if name in options.data:
             tried["searched"] = ItemKNN(**chosen(name))
-        for which in ("latest", "random"):
-            tried[f"FederatedSearch, {which} rows"] = search_of(FedItemKNN(**AUTO), which)
+            for which in ("latest", "random"):
+                tried[f"FederatedSearch, {which} rows"] = search_of(FedItemKNN(**AUTO), which)
         auto = None
         for label, model in tried.items():
             model = getattr(model.fit(train), "best_estimator_", model)
@@ -292,12 +292,12 @@ def attributes(options):
 
 
 def search_of(model, which):
-    """Return a search of half-lives where the data are, by the latest rows or random ones."""
-    return FederatedSearch(model, LIVES, n_candidates=9, validation_rows=which, random_state=0)
+    """Return a search where the data are, by the latest rows or random ones."""
+    return FederatedSearch(model, TRIED, n_candidates=9, validation_rows=which, random_state=0)
 
 
 # What a FederatedSearch tries.
-LIVES = {"pair_half_life": [4.0, "auto", 16.0], "history_half_life": [1.5, "auto", 6.0]}
+TRIED = {"history_half_life": [1.5, "auto", 6.0], "power": [0.1, "auto", 0.5]}
 # Parameters that "auto" would find.
 GIVEN = {"power": 0.25, "history_half_life": 2.0}
 # How many users a cosine of 1 counts.
