@@ -4,36 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from sklearn.base import clone
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, clone
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils import html
-from fedrecsk._utils.parameters import checked, suggest
-from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk._utils.constraints import AtLeast1, Between0And1, Seed
+from fedrecsk._utils.parameters import checked, limits_of, suggest
 from fedrecsk.audit._leakage import check_is_instance
 from fedrecsk.audit._membership import at_least
 from fedrecsk.data.interactions import encode
 from fedrecsk.metrics import check_rows, evaluate_ranking, hit_rate_at_k
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-    from sklearn.base import BaseEstimator
-
-    FitAndRank = Callable[[Any, NDArray[Any], NDArray[Any]], ArrayLike]
-
-COUNT = Interval(Integral, 1, None, closed="left")
-CONSTRAINTS = {
-    "k": [COUNT],
-    "n_negatives": [COUNT],
-    "n_users": [COUNT, None],
-    "confidence": [Interval(Real, 0, 1, closed="neither")],
-    "random_state": ["random_state"],
-}
+FitAndRank = Callable[[Any, NDArray[Any], NDArray[Any]], ArrayLike]
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,11 +100,11 @@ def placebo(
     X: ArrayLike,
     y: ArrayLike | None = None,
     *,
-    k: int = 10,
-    n_negatives: int = 99,
-    n_users: int | None = None,
-    confidence: float = 0.99,
-    random_state: int | np.random.RandomState | None = None,
+    k: AtLeast1 = 10,
+    n_negatives: AtLeast1 = 99,
+    n_users: AtLeast1 | None = None,
+    confidence: Between0And1 = 0.99,
+    random_state: Seed = None,
 ) -> PlaceboReport:
     """Find out whether a program's scores depend on which items are its test items.
 
@@ -230,7 +216,7 @@ def placebo(
         )
     k, n_negatives, n_users, confidence, random_state = checked(
         "placebo",
-        CONSTRAINTS,
+        limits_of(placebo),
         k=k,
         n_negatives=n_negatives,
         n_users=n_users,
