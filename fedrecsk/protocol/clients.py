@@ -17,14 +17,7 @@ from fedrecsk.protocol.evaluation import HeldOut, Scoring
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation, RoundMasks
-from fedrecsk.protocol.protection import (
-    added_up_by,
-    as_sent,
-    completed,
-    of_users,
-    protected,
-    stages,
-)
+from fedrecsk.protocol.protection import added_up_by, as_sent, completed, protected, stages
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Updates
 from fedrecsk.updates import through as apply
 
@@ -106,6 +99,9 @@ class ClientGroup:
         self.block: Block = block
         self._user_codes = user_codes
         self._inner: Block = self._seen_by_the_method(block)
+        # To which of these clients each client of the method belongs.
+        n_units = np.diff(block.client_indptr) if plan.by_user else 1
+        self._owners = np.repeat(np.arange(block.n_clients), n_units)
         self.federation: Federation = plan.federation
         self.keys = keys
         self._specs: dict[str, FieldSpec] = self.algorithm.fields(block.n_items)
@@ -157,10 +153,6 @@ class ClientGroup:
     def _seen_by_the_method(self, block):
         """Return a block in which, if the method treats users apart, every user is a client."""
         return block.by_user(self._user_codes) if self.plan.by_user else block
-
-    def _mask_of_units(self, who):
-        """Return the mask of the method's clients, given one of these clients."""
-        return self.block.users_of(who) if self.plan.by_user else who
 
     # --------------------------------------------------------------- before the rounds
 
@@ -316,38 +308,21 @@ class ClientGroup:
 
     def _completed(self, updates, step, specs, turn, uploads):
         """Check the method's updates, and add to them what the protocol must know."""
-        name, wire_dtype = self.plan.name, self.federation.wire_dtype
         specs = as_sent(specs, self.federation)
-        return completed(
-            self.block, updates, step, specs, turn, uploads, name=name, wire_dtype=wire_dtype
-        )
-
-    @property
-    def _names(self):
-        """Id of each of the method's clients, for errors."""
-        n_users = np.diff(self.block.client_indptr) if self.plan.by_user else 1
-        return np.repeat(self.client_ids, n_users)
+        return completed(self.plan, self.block, updates, step, specs, turn, uploads)
 
     def _by_client(self, updates, message, step, specs, turn):
         """Clip users' updates, and add them up by client."""
-        each = completed(
-            *(self._inner, updates, step, specs, self._turn_of_units(turn), "single"),
-            name=self.plan.name,
-            wire_dtype=self.federation.wire_dtype,
-        )
-        inner, block = self._inner.clients, self.block
-        owners = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))
-        owners = owners[np.isin(inner, each.clients)]
-        through = of_users(self.federation, message)
-        return added_up_by(each, through, owners, block.n_clients)
+        inner, turn = self._inner, self._inner_turn(turn)
+        each = completed(self.plan, inner, updates, step, specs, turn, "single")
+        owners = self._owners[np.isin(inner.clients, each.clients)]
+        mechanism = self.federation.central_dp
+        return added_up_by(each, mechanism, message, owners, self.block.n_clients)
 
-    def _turn_of_units(self, turn):
+    def _inner_turn(self, turn):
         """Return the masks of the method's clients, given those of these clients."""
-        if not self.plan.by_user:
-            return turn
-        return RoundMasks(
-            self._mask_of_units(turn.active), self._mask_of_units(turn.delivers), True
-        )
+        active, delivers = turn.active[self._owners], turn.delivers[self._owners]
+        return RoundMasks(active, delivers, turn.separate or self.plan.by_user)
 
     def _turn(self, active):
         """Return what a method must know of the round for these active clients."""
@@ -395,9 +370,9 @@ class ClientGroup:
                 shares = extended(self.algorithm, SharesHistory)
                 self.state = shares.with_shared(self.state, self.shared.common)
             for turn, uploads in self._turns(ready & (self._last == last)):
-                with _naming_clients(self._names, f"in round {round}"):
+                with _naming_clients(self.client_ids[self._owners], f"in round {round}"):
                     self.state, updates, loss = self.algorithm.update(
-                        self._inner, self.state, message, self._turn_of_units(turn), key
+                        self._inner, self.state, message, self._inner_turn(turn), key
                     )
                 total += (0.0, 0.0) if loss is None else loss
                 steps.append((updates, turn, uploads, message))
@@ -435,7 +410,7 @@ class ClientGroup:
         before = self.remembered if isinstance(self.remembered, dict) else {}
         if self.state is None:
             return before
-        block, who, learned = self._inner, self._mask_of_units(self._has_updated), {}
+        block, who, learned = self._inner, self._has_updated[self._owners], {}
         masks = {"clients": who, "users": block.users_of(who)}
         masks["rows"] = np.repeat(who, block.row_counts)
         for by, arrays in self.algorithm.memory(self.state).items():
@@ -487,14 +462,14 @@ class ClientGroup:
             )
         part, specs = self._part_in(participation), self.scoring.fields()
         asked = part.receives
-        who = self._mask_of_units(asked)
+        who = asked[self._owners]
         users = self._personalized(who, message, round)
         found = self._measure(who, users, message, self.held_out.part(asked))
         finite = who.copy()
         finite[who] = np.isfinite(list(found.values())).all(axis=(0, 2))
         # A user whose sums are broken is left out, not all users of the client.
         is_finite = self.block.clients_of(finite) if self.plan.by_user else finite
-        accepted = (self._mask_of_units(part.delivers) & finite)[who]
+        accepted = (part.delivers[self._owners] & finite)[who]
         own = self.scoring.packed({n: sums[accepted] for n, sums in found.items()})
         scheme = self.federation.secure_aggregation
         if isinstance(scheme, SecAggPlus):
@@ -513,19 +488,18 @@ class ClientGroup:
         The message has the announcement and the model.
         """
         block, key, result = self._inner, self.keys.at(round), []
-        updated = self._mask_of_units(self._has_updated)
+        updated, names = self._has_updated[self._owners], self.client_ids[self._owners]
         old, new = who & updated, who & ~updated
         if old.any():
             turn, places = RoundMasks(old, old, False), np.arange(block.n_users)
-            with _naming_clients(self._names, WHEN):
+            with _naming_clients(names, WHEN):
                 state = self.algorithm.personalize(
                     block, self.state, message.of(block.clients), turn, key
                 )
             result.append(Personalized(block, places, block.users_of(old), state))
         if new.any():
             part, places = block.part(new), np.flatnonzero(block.users_of(new))
-            ids = self._names[new]
-            state = newcomers(self.algorithm, part, ids, message.of(part.clients), key)
+            state = newcomers(self.algorithm, part, names[new], message.of(part.clients), key)
             result.append(Personalized(part, places, np.ones(len(places), dtype=bool), state))
         return result
 

@@ -32,7 +32,7 @@ from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import Sampling
-from fedrecsk.protocol.protection import added_up_by, measured, of_users, protected, stages
+from fedrecsk.protocol.protection import added_up_by, measured, protected, stages
 from fedrecsk.protocol.secure_accounts import aligned_size
 from fedrecsk.selection._report import EvaluationReport
 from fedrecsk.updates import ClientUpdates, SparseRows
@@ -389,7 +389,7 @@ def _updates(specs, fields, owners, part, plan, key, terms):
     if plan.by_user:
         given = np.arange(len(owners)), 0, federation.wire_dtype
         of_each = single_updates(specs, fields, *given)
-        summed = added_up_by(of_each, of_users(federation, terms), owners, n_clients)
+        summed = added_up_by(of_each, federation.central_dp, terms, owners, n_clients)
         fields = {name: rows.whole() for name, rows in summed.fields.items()}
     updates = single_updates(specs, fields, np.arange(n_clients), 0, federation.wire_dtype)
     updates.accepted = updates.arrives = part.active & part.delivers
