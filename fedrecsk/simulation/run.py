@@ -29,18 +29,7 @@ from fedrecsk.protocol.loop import Loop
 from fedrecsk.protocol.messages import deliver
 from fedrecsk.protocol.schedules import Asynchronous
 from fedrecsk.protocol.server import Server
-from fedrecsk.simulation.both_sides import (
-    check_aggregator,
-    clients_of,
-    clock_of,
-    fresh,
-    groups_of,
-    histories_of,
-    keys_of,
-    parameters_of_a_run,
-    server_of,
-    user_codes_of,
-)
+from fedrecsk.simulation import both_sides
 from fedrecsk.updates import weighted
 
 if TYPE_CHECKING:
@@ -139,7 +128,7 @@ class Run(Loop[StepTotal, "Seen"]):
         **changed: Any,
     ) -> Self:
         """Before the set-up; `changed` are fields of the plan other than the estimator's."""
-        key, method = fresh(estimator)
+        key, method = both_sides.fresh(estimator)
         plan = replace(method._plan(), **changed)
         federation = plan.federation
         attack, training, held_out = None, data, None
@@ -147,22 +136,22 @@ class Run(Loop[StepTotal, "Seen"]):
             federation.adversary._check_method(method)
             attack = federation.adversary.enter(data, estimator._sees_ratings, key)
             training = attack.data
-        codes = user_codes_of(plan, data)
+        codes = both_sides.user_codes_of(plan, data)
         if plan.holds_out is not None:
             training, held_out = hold_out(training, plan.holds_out, key, codes)
-        check_aggregator(plan, training)
+        both_sides.check_aggregator(plan, training)
         if federation.aggregator is not None and attack is not None:
             federation.aggregator._check_adversary(data.client_ids[attack.controlled])
-        histories = histories_of(plan, data.n_clients, key)
+        histories = both_sides.histories_of(plan, data.n_clients, key)
         forger = attack if attack is not None and attack.adversary.forges else None
-        groups = groups_of(plan, histories, forger)
+        groups = both_sides.groups_of(plan, histories, forger)
         blocks = _blocks.cut(training, groups, share=plan.sampling.fraction)
         method._check_setting(plan, training, blocks)
-        server = server_of(estimator, plan, data, key)
-        server.clock = clock_of(federation, data, key)
+        server = both_sides.server_of(estimator, plan, data, key)
+        server.clock = both_sides.clock_of(federation, data, key)
         others = {"shared": {}, "held_out": held_out, "forger": forger, "user_codes": codes}
-        keys = keys_of(server)
-        clients = clients_of(plan, blocks, keys, data.client_ids, histories, **others)
+        keys = both_sides.keys_of(server)
+        clients = both_sides.clients_of(plan, blocks, keys, data.client_ids, histories, **others)
         block_of_client = np.empty(data.n_clients, dtype=np.int64)
         for b, block in enumerate(blocks):
             block_of_client[block.clients] = b
@@ -172,7 +161,7 @@ class Run(Loop[StepTotal, "Seen"]):
             data.client_ids,
             attack,
             data.fingerprint() if estimator.warm_start else None,
-            parameters_of_a_run(estimator),
+            both_sides.parameters_of_a_run(estimator),
             block_of_client,
             data,
             method,
@@ -439,7 +428,7 @@ def _resumed(estimator, data):
     if run is not None:
         plan = estimator._plan()
         n_rounds = plan.rounds(plan.units(run.server))
-        parameters = parameters_of_a_run(estimator)
+        parameters = both_sides.parameters_of_a_run(estimator)
         check_resumable(run, data, parameters, "n_rounds", n_rounds, run.server.round)
     return run
 
