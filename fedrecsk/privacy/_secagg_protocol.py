@@ -34,17 +34,13 @@ import functools
 import hmac
 import itertools
 import secrets
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrecsk._utils.extras import require
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from numpy.typing import NDArray
 
 # Seeds of 128 bits, the security of X25519, and the smallest prime above 2 ** 128, to share them.
 SEED_BYTES = 16

@@ -7,8 +7,9 @@ neighbouring relation of the latter is any other data of the same client.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar, root_scalar
@@ -19,9 +20,6 @@ from fedrecsk._utils.constraints import AtLeast1, Between0And1, Positive
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.parameters import checked, limits_of
 from fedrecsk.privacy._grid import sensitivity
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # From this epsilon on, the bound by RDP is reported: the exact one takes minutes, and neither is
 # worth anything.

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
@@ -29,7 +29,6 @@ from fedrecsk.updates import as_integers, client_generator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Self
 
     from numpy.typing import NDArray
 

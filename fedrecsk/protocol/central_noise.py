@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -20,8 +20,6 @@ from fedrecsk.protocol.messages import Dense, Message, Total, Upload
 from fedrecsk.protocol.protection import TERMS
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from numpy.typing import NDArray
 
     from fedrecsk.privacy import CentralDP, LocalMechanism

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -22,8 +22,6 @@ from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Updates
 from fedrecsk.updates import through as apply
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.algorithm import AnyAlgorithm

@@ -6,7 +6,7 @@ import copy
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
@@ -34,7 +34,6 @@ from fedrecsk.updates import weighted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any, Self
 
     from numpy.typing import NDArray
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,6 @@ from fedrecsk.simulation.receipt import Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import TypeVar
 
     from numpy.typing import ArrayLike
 
