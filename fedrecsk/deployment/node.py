@@ -117,24 +117,20 @@ class Lacking(Exception):
     """This node's folder is an older copy, and lacks what it was sent before."""
 
 
+@dataclass(eq=False)
 class Node:
     """One client's machine: answers the server's requests.
 
     `load_data` returns the client's id and rows, as :func:`client_app` wants them.
     """
 
-    def __init__(
-        self,
-        estimator: FederatedRecommender | FederatedSearch,
-        load_data: Callable[[], Loaded],
-        store: Store,
-        identity: Identity | None = None,
-    ) -> None:
-        self.estimator = estimator
-        self.load_data = load_data
-        self.store = store
-        # By which it signs its keys, if uploads are masked.
-        self.identity = identity
+    estimator: FederatedRecommender | FederatedSearch
+    load_data: Callable[[], Loaded]
+    store: Store
+    # By which it signs its keys, if uploads are masked.
+    identity: Identity | None = None
+
+    def __post_init__(self) -> None:
         # What `load_data` has returned, or why it has not, for the requests of one message; and
         # what the log has of them.
         self._rows: Loaded | Exception | None = None

@@ -203,19 +203,12 @@ def _federation(model, epsilon):
             f"The federation of {name} has no central_dp, so nothing would keep epsilon="
             f"{epsilon:g}; leave it out."
         )
-    return Federation(
-        dropout=federation.dropout,
-        dropout_mode=federation.dropout_mode,
-        wire_dtype=federation.wire_dtype,
-        secure_aggregation=federation.secure_aggregation,
-        central_dp=mechanism
-        and CentralDP(
-            epsilon=epsilon,
-            delta=mechanism.delta,
-            noise=mechanism.noise,
-            unit=mechanism.unit,
-        ),
-    )
+    parts = "dropout", "dropout_mode", "wire_dtype", "secure_aggregation"
+    kept: dict[str, Any] = {part: getattr(federation, part) for part in parts}
+    if mechanism is not None:
+        same = {part: getattr(mechanism, part) for part in ("delta", "noise", "unit")}
+        kept["central_dp"] = CentralDP(epsilon=epsilon, **same)
+    return Federation(**kept)
 
 
 def scoring_of(
