@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -56,6 +57,7 @@ class Exchange(NamedTuple):
     n_shares: int
 
 
+@dataclass(eq=False)
 class CentralNoise:
     """The sums that a server releases under central differential privacy.
 
@@ -63,16 +65,13 @@ class CentralNoise:
     afresh from the operating system.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        sampling: Sampling,
-        uploads: PlannedUploads,
-        secret: Key | None,
-    ) -> None:
-        self.federation = federation
-        self.secret = secret
-        self.uploads = uploads
+    federation: Federation
+    sampling: Sampling
+    uploads: PlannedUploads
+    secret: Key | None
+
+    def __post_init__(self) -> None:
+        federation, sampling, uploads = self.federation, self.sampling, self.uploads
         n_clients = uploads.n_clients
         mechanism = federation.central_dp
         assert mechanism is not None
