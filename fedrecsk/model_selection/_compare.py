@@ -27,6 +27,7 @@ from fedrecsk.metrics import make_ranking_scorer
 from fedrecsk.metrics._held_out import REPEATED, TOLERATED_SHARE
 from fedrecsk.metrics._ranking import METRICS, OF_LISTS, key_of
 from fedrecsk.metrics._scorers import RankingScorer, RankingScorers
+from fedrecsk.model_selection import _fold
 from fedrecsk.model_selection._comparison import (
     COSTS,
     ERRORS,
@@ -34,15 +35,6 @@ from fedrecsk.model_selection._comparison import (
     TIMES,
     Comparison,
     error_lines,
-)
-from fedrecsk.model_selection._fold import (
-    Data,
-    Outcome,
-    Progress,
-    RowErrors,
-    predicts_y,
-    repeat,
-    run,
 )
 from fedrecsk.model_selection._splitters import UserKFold
 
@@ -207,8 +199,8 @@ def compare(
         _check_growing(folds, update)
         chains = [list(enumerate(folds))]
 
-    data, how = Data(X, y, metadata, users), {"raises": error_score == "raise"}
-    done, said = run(
+    data, how = _fold.Data(X, y, metadata, users), {"raises": error_score == "raise"}
+    done, said = _fold.run(
         [
             (name, chain, estimator, data, scorers, update)
             for chain in chains
@@ -216,16 +208,16 @@ def compare(
         ],
         how | {"keep": return_estimator},
         n_jobs,
-        Progress(list(estimators), len(folds)) if verbose else None,
+        _fold.Progress(list(estimators), len(folds)) if verbose else None,
     )
     names = list(estimators)
     done.sort(key=lambda one: (names.index(one.name), one.fold))
     said.sort(key=lambda one: names.index(one[0]))
-    repeat(said)
+    _fold.repeat(said)
     _warn_or_raise(done, asked=() if scoring is None else scorers)
     ended = {(one.name, one.fold): one for one in done}
     outcomes = [
-        ended.get((name, fold), Outcome(name, fold, {}, INTERRUPTED))
+        ended.get((name, fold), _fold.Outcome(name, fold, {}, INTERRUPTED))
         for name in names
         for fold in range(len(folds))
     ]
@@ -409,7 +401,7 @@ def _scorer_of(name):
             raise ValueError(f"scoring holds {name!r}, which is neither a name nor callable.")
         return name
     if name in ERRORS:
-        return make_scorer(RowErrors(name))
+        return make_scorer(_fold.RowErrors(name))
     metric, at, k = name.partition("@")
     if metric == "auc":
         if at:
@@ -484,7 +476,7 @@ def _warn_if_weak(comparison, estimators, said):
                 shown = f"{row['score']} {row['difference']:+.2g} ({interval})"
                 worse.setdefault(row["estimator"], []).append(shown)
         for name in worse:
-            if name not in left_out and predicts_y(estimators[name]) is rates:
+            if name not in left_out and _fold.predicts_y(estimators[name]) is rates:
                 warn(
                     f"{name!r} {text}: {', '.join(worse[name])}. Allow more rounds or less noise, "
                     "or search for other parameters."
