@@ -214,15 +214,10 @@ def placebo(
             f"fit_and_rank is neither an estimator nor a function: {fit_and_rank!r}; pass one with "
             "fit, or a function of (train, test, candidates)."
         )
-    k, n_negatives, n_users, confidence, random_state = checked(
-        "placebo",
-        limits_of(placebo),
-        k=k,
-        n_negatives=n_negatives,
-        n_users=n_users,
-        confidence=confidence,
-        random_state=random_state,
-    )
+    given = {"k": k, "n_negatives": n_negatives, "n_users": n_users}
+    given |= {"confidence": confidence, "random_state": random_state}
+    limits = limits_of(placebo)
+    k, n_negatives, n_users, confidence, random_state = checked("placebo", limits, **given)
     if k > n_negatives:
         raise ValueError(
             f"k={k} must be at most n_negatives={n_negatives}, or every placebo item would be hit."

@@ -291,7 +291,7 @@ def _rows_held_out(model):
     seen_users, (seen,) = _by_user([one.block for one in run.clients], "items")
     counts = np.bincount(seen_users, minlength=model.n_users_)
     model._seen = np.concatenate([[0], np.cumsum(counts)]), seen
-    return Rows(held_out, run.client_ids, clients, everyone, everyone), model
+    return Rows(held_out, run.data.client_ids, clients, everyone, everyone), model
 
 
 def _by_user(blocks, *names):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -100,15 +100,12 @@ class Run(Loop[StepTotal, "Seen"]):
 
     server: Server
     clients: list[ClientGroup]
-    client_ids: np.ndarray
     # An ActiveAttack, or None.
     attack: ActiveAttack | None
     # Of the data; only where the fit can be continued.
     fingerprint: bytes | None
     # Those that must not change between the rounds of one run.
     parameters: dict[str, object]
-    # Position in `clients` of the object that simulates each client.
-    block_of_client: np.ndarray
     # All rows.
     data: Population
     # The estimator's copy for this fit.
@@ -151,20 +148,17 @@ class Run(Loop[StepTotal, "Seen"]):
         others = {"shared": {}, "held_out": held_out, "forger": forger, "user_codes": codes}
         keys = both_sides.keys_of(server)
         clients = both_sides.clients_of(plan, blocks, keys, data.client_ids, histories, **others)
-        block_of_client = np.empty(data.n_clients, dtype=np.int64)
-        for b, block in enumerate(blocks):
-            block_of_client[block.clients] = b
-        return cls(
-            server,
-            clients,
-            data.client_ids,
-            attack,
-            data.fingerprint() if estimator.warm_start else None,
-            both_sides.parameters_of_a_run(estimator),
-            block_of_client,
-            data,
-            method,
-        )
+        fingerprint = data.fingerprint() if estimator.warm_start else None
+        parameters = both_sides.parameters_of_a_run(estimator)
+        return cls(server, clients, attack, fingerprint, parameters, data, method)
+
+    @cached_property
+    def _block_of_client(self):
+        """Position in `clients` of the object that simulates each client."""
+        positions = np.empty(self.data.n_clients, dtype=np.int64)
+        for position, one in enumerate(self.clients):
+            positions[one.block.clients] = position
+        return positions
 
     # ------------------------------------------------------------ the protocol's steps
 
@@ -273,7 +267,7 @@ class Run(Loop[StepTotal, "Seen"]):
 
     def _involved(self, who):
         """Return the Clients that have some of the clients of a mask."""
-        return [self.clients[b] for b in np.unique(self.block_of_client[who])]
+        return [self.clients[b] for b in np.unique(self._block_of_client[who])]
 
     def _exchange(self, clients, step):
         """Let devices send something to the others of their groups, without the server."""
@@ -327,7 +321,7 @@ class Run(Loop[StepTotal, "Seen"]):
         if server.plan.early_stopping:
             attributes["best_round_"] = server.stopping.best_round
         if self.attack is not None:
-            attributes["compromised_clients_"] = self.client_ids[self.attack.controlled]
+            attributes["compromised_clients_"] = self.data.client_ids[self.attack.controlled]
         channel = server.uplink.masks or server.uplink.channel
         if channel is not None:
             attributes["encryption_"] = channel.report()
