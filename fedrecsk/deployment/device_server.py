@@ -60,10 +60,7 @@ class DeviceServer(Server):
 
     @classmethod
     def of(
-        cls,
-        estimator: FederatedRecommender,
-        key: Key | None = None,
-        secret: Key | None = None,
+        cls, estimator: FederatedRecommender, key: Key | None = None, secret: Key | None = None
     ) -> Self:
         """Return a server outside the simulator.
 

@@ -123,10 +123,7 @@ def bundled(head: Head, arrays: Arrays) -> list[tuple[Head, Arrays]]:
 
 
 def message_arrays(
-    message: Message | None,
-    held: np.ndarray | None,
-    client: int,
-    wire_dtype: str,
+    message: Message | None, held: np.ndarray | None, client: int, wire_dtype: str
 ) -> tuple[Head | None, Arrays]:
     """Return the head and the arrays of a message to one client, which holds the items `held`."""
     if message is None:

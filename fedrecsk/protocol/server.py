@@ -15,13 +15,7 @@ from fedrecsk.protocol.clock import Clock, Timetable
 from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.keys import SETUP, Key
 from fedrecsk.protocol.ledger import Ledger
-from fedrecsk.protocol.links import (
-    Downlink,
-    SideBySide,
-    StepTotal,
-    Uplink,
-    matrix_to_compress,
-)
+from fedrecsk.protocol.links import Downlink, SideBySide, StepTotal, Uplink, matrix_to_compress
 from fedrecsk.protocol.messages import Catalogue, ClientCodes, MalformedMessage, Message, Rows
 from fedrecsk.protocol.participation import Participation, Sampling
 from fedrecsk.protocol.protection import is_compressed, measured

@@ -117,12 +117,7 @@ class Run(Loop[StepTotal, "Seen"]):
     kept: dict[int, list[tuple[int, ClientUpdates]]] = field(default_factory=dict, init=False)
 
     @classmethod
-    def new(
-        cls,
-        estimator: FederatedMethod,
-        data: Interactions,
-        **changed: Any,
-    ) -> Self:
+    def new(cls, estimator: FederatedMethod, data: Interactions, **changed: Any) -> Self:
         """Before the set-up; `changed` are fields of the plan other than the estimator's."""
         key, method = both_sides.fresh(estimator)
         plan = replace(method._plan(), **changed)
