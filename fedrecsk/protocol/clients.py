@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -47,6 +47,7 @@ class SharedHistory:
     round: int = -1
 
 
+@dataclass(eq=False, repr=False)
 class ClientGroup:
     """One or more clients with their private state.
 
@@ -63,14 +64,14 @@ class ClientGroup:
         The clients' data.
     keys : Keys
         The keys before the first round.
-    shared : SharedHistory or None
-        What is shared with other clients of equal history. None: nothing yet.
+    client_ids : ndarray of shape (n_clients,)
+        Ids of the clients.
+    shared : SharedHistory
+        What is shared with other clients of equal history.
     held_out : Block or None
         Held-out rows of the same clients, for validation.
     forge : callable or None
         Forges the uploads, if an adversary controls these clients (all of them).
-    client_ids : ndarray of shape (n_clients,) or None
-        Ids of the clients. None: their codes.
     is_device : bool
         Whether they are on a machine of their own, which can add nothing up with others.
     user_codes : ndarray of shape (n_users,) or None
@@ -78,38 +79,32 @@ class ClientGroup:
         block.
     """
 
-    def __init__(
-        self,
-        plan: FitPlan,
-        block: Block,
-        keys: Keys,
-        *,
-        shared: SharedHistory | None = None,
-        held_out: Block | None = None,
-        forge: Forge | None = None,
-        client_ids: np.ndarray | None = None,
-        is_device: bool = False,
-        user_codes: NDArray[np.int64] | None = None,
-    ) -> None:
-        self.plan = plan
+    plan: FitPlan
+    block: Block
+    keys: Keys
+    _: KW_ONLY
+    client_ids: np.ndarray
+    shared: SharedHistory = field(default_factory=SharedHistory)
+    held_out: Block | None = None
+    forge: Forge | None = None
+    is_device: bool = False
+    user_codes: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        plan, block = self.plan, self.block
         self.algorithm: AnyAlgorithm = plan.algorithm
         traits = self.algorithm.traits
-        self.block: Block = block
-        self._user_codes = user_codes
         self._inner: Block = self._seen_by_the_method(block)
         # To which of these clients each client of the method belongs.
         n_units = np.diff(block.client_indptr) if plan.by_user else 1
         self._owners = np.repeat(np.arange(block.n_clients), n_units)
         self.federation: Federation = plan.federation
-        self.keys = keys
         self._specs: dict[str, FieldSpec] = self.algorithm.fields(block.n_items)
-        self.shared: SharedHistory = SharedHistory() if shared is None else shared
-        self.held_out = held_out
         self.scoring: Scoring = plan.scoring
-        self.forge = forge
         # Whether nothing is added up here, not even answers in the set-up.
-        self._is_apart: bool = is_device or traits.treats_clients_apart
-        self.uploads: Uploads = plan.uploads(is_apart=self._is_apart, is_forged=forge is not None)
+        self._is_apart: bool = self.is_device or traits.treats_clients_apart
+        is_forged = self.forge is not None
+        self.uploads: Uploads = plan.uploads(is_apart=self._is_apart, is_forged=is_forged)
         # Whether every client draws its own noise.
         self._draws_each: bool = self.uploads == "held" or plan.draws_each
         # Whether clients of equal history share state, and whether they may start from an earlier
@@ -117,7 +112,6 @@ class ClientGroup:
         self._shares_state: bool = traits.shares_history
         stale = self.federation.dropout > 0 and self.federation.dropout_mode == "stale"
         self._goes_back: bool = traits.may_be_silent or stale
-        self.client_ids: np.ndarray = block.clients if client_ids is None else client_ids
         self.state: object = None
         # What they keep of an earlier fit; in a method of sums, a mask of who has sent.
         self.remembered: Remembered | NDArray[np.bool_] | None = None
@@ -150,7 +144,7 @@ class ClientGroup:
 
     def _seen_by_the_method(self, block):
         """Return a block in which, if the method treats users apart, every user is a client."""
-        return block.by_user(self._user_codes) if self.plan.by_user else block
+        return block.by_user(self.user_codes) if self.plan.by_user else block
 
     # --------------------------------------------------------------- before the rounds
 
