@@ -226,7 +226,7 @@ class Exchanges:
             if not isinstance(token, str) or has_changed not in (None, True, False):
                 raise MalformedMessage("A registration needs a token.")
             member = self.members.admit(registration, token, node, has_changed)
-        except (Refused, MalformedMessage) as error:
+        except ValueError as error:
             reason = f"node {node}: {error}"
             if self.refused.get(node) != reason:
                 self.refused[node] = reason
