@@ -248,23 +248,14 @@ def rows_of(model: Any, X: Any, y: Any, clients: Any) -> Rows:
     check_order(users, items, (places, codes), (model._users, model._items))
     warn_if_unknown(known, users, places, items, codes)
     warn_if_seen(model, places[data.users], codes[data.items])
+    rows = data.users, codes[data.items], data.values, data.weights
+    ranks = np.arange(len(data.items)) - data.indptr[data.users]
+    held_out = HeldOut(*rows, data.n_users, model.n_items_, ranks, users)
+    owners = np.repeat(np.arange(data.n_clients), np.diff(data.client_indptr))
+    # New users have the codes after those of the others.
     new = places < 0
-    return Rows(
-        HeldOut(
-            data.users,
-            codes[data.items],
-            data.values,
-            data.weights,
-            data.n_users,
-            model.n_items_,
-            np.arange(len(data.items)) - data.indptr[data.users],
-            users,
-        ),
-        data.client_ids,
-        np.repeat(np.arange(data.n_clients), np.diff(data.client_indptr)),
-        places,
-        np.where(new, model.n_users_ + np.cumsum(new) - 1, places),
-    )
+    user_codes = np.where(new, model.n_users_ + np.cumsum(new) - 1, places)
+    return Rows(held_out, data.client_ids, owners, places, user_codes)
 
 
 def _rows_held_out(model):
