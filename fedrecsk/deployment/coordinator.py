@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -431,13 +432,9 @@ class Coordinator(Loop[Uploads, None]):
             uploads = self._masked(masks, kind, number, asked, message, specs, quorum)
             n_malformed = 0
         else:
-            answers = self.exchanges.ask(
-                kind,
-                number,
-                asked.values(),
-                lambda member: self._request(kind, number, member, message),
-                math.ceil(quorum * len(asked)),
-            )
+            n_enough = math.ceil(quorum * len(asked))
+            request = partial(self._request, kind, number, message=message)
+            answers = self.exchanges.ask(kind, number, asked.values(), request, n_enough)
             # Late clients send nothing under masks.
             expects = masks is None and kind != "finish"
             uploads, n_malformed = self._read(kind, number, answers, specs) if expects else ([], 0)

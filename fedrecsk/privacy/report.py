@@ -90,15 +90,9 @@ class PrivacyReport:
             unbounded = float("inf") if coordinates else 0.0
             trust = "everyone who sees uploads or models"
             return cls("none", unbounded, uploads, coordinates, unbounded, server_sees, trust=trust)
-        return cls(
-            mechanism.name,
-            mechanism.epsilon_per_coordinate,
-            uploads,
-            coordinates,
-            mechanism.total_epsilon(uploads, coordinates),
-            server_sees,
-            delta=mechanism.delta,
-        )
+        name, each, delta = mechanism.name, mechanism.epsilon_per_coordinate, mechanism.delta
+        epsilon = mechanism.total_epsilon(uploads, coordinates)
+        return cls(name, each, uploads, coordinates, epsilon, server_sees, delta)
 
     @classmethod
     def joined(cls, reports: Sequence[PrivacyReport], delta: float | None = None) -> PrivacyReport:

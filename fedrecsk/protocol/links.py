@@ -124,13 +124,8 @@ class Downlink:
         needs_whole = np.isinf(self._missed) | self.sends_whole
         missed = np.where(needs_whole, whole, self._missed).astype(np.int64)
         self._missed[receives] = 0
-        self.ledger.down(
-            receives.nonzero()[0],
-            whole[receives],
-            missed[receives],
-            latest[receives],
-            payload[receives],
-        )
+        sizes = (one[receives] for one in (whole, missed, latest, payload))
+        self.ledger.down(receives.nonzero()[0], *sizes)
         return message
 
     def admit(self, n_held: NDArray[np.int64]) -> None:

@@ -268,13 +268,8 @@ class Run(Loop[StepTotal, "Seen"]):
         """Let devices send something to the others of their groups, without the server."""
         server = self.server
         messages = list(self.each(clients, ClientGroup.exchange, server.round, step))
-        means = deliver(
-            messages,
-            [one.block.clients for one in clients],
-            server.n_clients,
-            server.ledger,
-            server.federation.wire_dtype,
-        )
+        codes, dtype = [one.block.clients for one in clients], server.federation.wire_dtype
+        means = deliver(messages, codes, server.n_clients, server.ledger, dtype)
         for one, received in zip(clients, means, strict=True):
             if received is not None:
                 one.end_exchange(step, received)
