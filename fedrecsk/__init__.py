@@ -9,45 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fedrecsk._version import __version__
 
 if TYPE_CHECKING:
-    from fedrecsk.centralized import (
-        DCF,
-        DDL,
-        EASE,
-        PMF,
-        BayesianSVDpp,
-        BiasedMF,
-        BiasOnly,
-        ImplicitALS,
-        ImplicitBPR,
-        ImplicitLMF,
-        ItemKNN,
-        Popularity,
-        RandomRecommender,
-        SVDpp,
-        UserKNN,
-    )
-    from fedrecsk.federated import (
-        FCF,
-        CoLR,
-        ExplicitFCF,
-        FedEASE,
-        FedEB,
-        FedFast,
-        FedItemKNN,
-        FedMF,
-        FedRec,
-        FedSpectral,
-        GlobSGD,
-        LightFR,
-        LocALS,
-        LocSGD,
-        PrivFedEB,
-        PrivRec,
-        RFRec,
-        RFRecF,
-        SCoLR,
-        SemiDFEGL,
-    )
+    from fedrecsk.centralized import *
+    from fedrecsk.federated import *
     from fedrecsk.protocol import Federation
 
 __all__ = [

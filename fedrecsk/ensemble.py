@@ -462,10 +462,10 @@ def _candidate_weights(n_parts):
 def _held_out(data, generator):
     """Mark a random row of y > 0 of each user that has two of them."""
     likes = data.values > 0
-    users = np.repeat(np.arange(data.n_users), np.diff(data.indptr))
+    users = data.users
     spare = likes & (np.bincount(users, likes, data.n_users) > 1)[users]
     draws = np.where(spare, generator.uniform(size=len(spare)), -1.0)
-    order = np.lexsort((draws, data.users))
+    order = np.lexsort((draws, users))
     last = order[data.indptr[1:] - 1]
     mask = np.zeros(len(spare), dtype=bool)
     mask[last[spare[last]]] = True

@@ -22,23 +22,12 @@ from fedrecsk._utils.constraints import ArrayLike, AtLeast0, AtLeast1, Finite
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.given import check_given, check_numbers
 from fedrecsk._utils.parameters import PlainParameters, check_arguments
-from fedrecsk._utils.sklearn_compat import (
-    check_sample_weight,
-    fit_context,
-    safe_indexing,
-)
+from fedrecsk._utils.sklearn_compat import check_sample_weight, fit_context, safe_indexing
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data._checks import check_scale
 from fedrecsk.data._mistakes import warn_about_columns
 from fedrecsk.data.ids import Ids
-from fedrecsk.data.interactions import (
-    ROLES,
-    as_rows,
-    as_table,
-    coded_ids,
-    coded_rows,
-    id_columns,
-)
+from fedrecsk.data.interactions import ROLES, as_rows, as_table, coded_ids, coded_rows, id_columns
 
 __all__ = [
     "IdEncoder",

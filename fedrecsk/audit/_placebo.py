@@ -5,36 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from sklearn.base import clone
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, clone
 from sklearn.utils import check_random_state
 
 from fedrecsk._utils import html
-from fedrecsk._utils.parameters import checked, suggest
-from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk._utils.constraints import AtLeast1, Between0And1, Seed
+from fedrecsk._utils.parameters import checked, limits_of, suggest
 from fedrecsk.audit._leakage import check_is_instance
 from fedrecsk.audit._membership import at_least
 from fedrecsk.data.interactions import encode
 from fedrecsk.metrics import check_rows, evaluate_ranking, hit_rate_at_k
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-    from sklearn.base import BaseEstimator
-
-    FitAndRank = Callable[[Any, NDArray[Any], NDArray[Any]], ArrayLike]
-
-COUNT = Interval(Integral, 1, None, closed="left")
-CONSTRAINTS = {
-    "k": [COUNT],
-    "n_negatives": [COUNT],
-    "n_users": [COUNT, None],
-    "confidence": [Interval(Real, 0, 1, closed="neither")],
-    "random_state": ["random_state"],
-}
+FitAndRank = Callable[[Any, NDArray[Any], NDArray[Any]], ArrayLike]
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,11 +101,11 @@ def placebo(
     X: ArrayLike,
     y: ArrayLike | None = None,
     *,
-    k: int = 10,
-    n_negatives: int = 99,
-    n_users: int | None = None,
-    confidence: float = 0.99,
-    random_state: int | np.random.RandomState | None = None,
+    k: AtLeast1 = 10,
+    n_negatives: AtLeast1 = 99,
+    n_users: AtLeast1 | None = None,
+    confidence: Between0And1 = 0.99,
+    random_state: Seed = None,
 ) -> PlaceboReport:
     """Find out whether a program's scores depend on which items are its test items.
 
@@ -229,15 +215,10 @@ def placebo(
             f"fit_and_rank is neither an estimator nor a function: {fit_and_rank!r}; pass one with "
             "fit, or a function of (train, test, candidates)."
         )
-    k, n_negatives, n_users, confidence, random_state = checked(
-        "placebo",
-        CONSTRAINTS,
-        k=k,
-        n_negatives=n_negatives,
-        n_users=n_users,
-        confidence=confidence,
-        random_state=random_state,
-    )
+    given = {"k": k, "n_negatives": n_negatives, "n_users": n_users}
+    given |= {"confidence": confidence, "random_state": random_state}
+    limits = limits_of(placebo)
+    k, n_negatives, n_users, confidence, random_state = checked("placebo", limits, **given)
     if k > n_negatives:
         raise ValueError(
             f"k={k} must be at most n_negatives={n_negatives}, or every placebo item would be hit."

@@ -293,7 +293,7 @@ class TopK(BlockCompressor):
         if self.ratio > 1 / 2:
             warn(
                 f"{self} makes messages longer: each number is sent with its position, which takes "
-                "4 bytes as well. Choose a ratio below 1/2, or compression=None.",
+                "4 bytes as well. Choose a ratio below 1/2, or compression=None."
             )
 
     def _n_kept(self, size):

@@ -19,7 +19,7 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk._version import __version__
 from fedrecsk.datasets._movielens_features import read_features
 from fedrecsk.datasets.published import PUBLISHED, Published
-from fedrecsk.datasets.readers import TextFile, make_bunch, make_X, make_y, read_ratings
+from fedrecsk.datasets.readers import TextFile, in_form, read_ratings
 
 _LONGEST_WAIT = 60.0
 # Answers that may change: time-out, too many requests, and errors of the server.
@@ -476,20 +476,12 @@ def _fetch(name, data_home, download, as_frame, return_X_y) -> Bunch | tuple[Any
 
     fields = _read(spec, path)
     n_users, n_items, n_rows = _check_content(spec, path, fields)
-    y = make_y(fields.pop("rating"), as_frame=as_frame)
-    X = make_X(fields, as_frame=as_frame)
-    if return_X_y:
-        return X, y
     times = "with" if "timestamp" in fields else "without"
-    return make_bunch(
-        X,
-        y,
-        list(fields),
-        as_frame=as_frame,
-        filename=str(path),
-        DESCR=f"{spec.title}: {n_rows} {spec.what} of {n_items} {spec.items} by {n_users} users, "
-        f"{times} timestamps, read from {path}.\n\nLicence: {spec.licence}",
+    says = (
+        f"{spec.title}: {n_rows} {spec.what} of {n_items} {spec.items} by {n_users} users, "
+        f"{times} timestamps, read from {path}.\n\nLicence: {spec.licence}"
     )
+    return in_form(fields, str(path), says, as_frame=as_frame, return_X_y=return_X_y)
 
 
 def _what_to_do(spec: Published, home: Path) -> str:

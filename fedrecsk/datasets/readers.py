@@ -183,20 +183,11 @@ def load_ratings(
             "warning, pass columns={'user': ..., 'item': ..., 'rating': ..., 'timestamp': ...}."
         )
 
-    y = make_y(fields.pop("rating", None), as_frame=as_frame)
-    X = make_X(fields, as_frame=as_frame)
-    if return_X_y:
-        return X, y
     read = ", ".join(f"{role} from {column}" for role, column in taken_from.items())
-    return make_bunch(
-        X,
-        y,
-        list(fields),
-        as_frame=as_frame,
-        filename=str(path),
-        DESCR=f"{len(X)} interactions read from {path}: {read}."
-        + (f" Not read: {not_read}." if others else ""),
-    )
+    says = f"{len(fields['user'])} interactions read from {path}: {read}."
+    if others:
+        says += f" Not read: {not_read}."
+    return in_form(fields, str(path), says, as_frame=as_frame, return_X_y=return_X_y)
 
 
 @dataclass(frozen=True)
@@ -702,9 +693,16 @@ def make_y(values: np.ndarray | None, *, as_frame: bool) -> np.ndarray | pd.Seri
     return pd.Series(values, name="rating") if as_frame and values is not None else values
 
 
-def make_bunch(X: Any, y: Any, feature_names: list[str], *, as_frame: bool, **more: Any) -> Bunch:
-    """Return a Bunch with scikit-learn's keys; `frame` joins data and target."""
+def in_form(
+    fields: dict[str, np.ndarray], path: str, says: str, *, as_frame: bool, return_X_y: bool
+) -> Bunch | tuple[Any, Any]:
+    """Return X and y, or a Bunch with scikit-learn's keys; `frame` joins data and target."""
+    y = make_y(fields.pop("rating", None), as_frame=as_frame)
+    X = make_X(fields, as_frame=as_frame)
+    if return_X_y:
+        return X, y
     frame = None
     if as_frame:
         frame = X if y is None else X.assign(rating=y)
-    return Bunch(data=X, target=y, frame=frame, feature_names=feature_names, **more)
+    names = list(fields)
+    return Bunch(data=X, target=y, frame=frame, feature_names=names, filename=path, DESCR=says)

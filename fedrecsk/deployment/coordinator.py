@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedrecsk._utils.sklearn_compat import clone
 from fedrecsk.data._checks import LARGEST, hint
+from fedrecsk.deployment import records
 from fedrecsk.deployment.checks import (
     check_deployable,
     check_updatable,
@@ -25,16 +27,7 @@ from fedrecsk.deployment.client_message import ClientMessage, senders
 from fedrecsk.deployment.device_server import DeviceServer
 from fedrecsk.deployment.exchanges import Carrier, Exchanges, Members, NotEnough
 from fedrecsk.deployment.progress import CHECKPOINT, SUMS, Progress, interrupted, last_fit
-from fedrecsk.deployment.records import (
-    MalformedMessage,
-    masking_arrays,
-    masking_of,
-    message_arrays,
-    pack,
-    place_head,
-    session_of,
-    upload_of,
-)
+from fedrecsk.deployment.records import MalformedMessage
 from fedrecsk.deployment.server_model import model_for_newcomers
 from fedrecsk.deployment.store import MODEL, STATE, Store
 from fedrecsk.federated.base import FederatedRecommender
@@ -439,13 +432,9 @@ class Coordinator(Loop[Uploads, None]):
             uploads = self._masked(masks, kind, number, asked, message, specs, quorum)
             n_malformed = 0
         else:
-            answers = self.exchanges.ask(
-                kind,
-                number,
-                asked.values(),
-                lambda member: self._request(kind, number, member, message),
-                math.ceil(quorum * len(asked)),
-            )
+            n_enough = math.ceil(quorum * len(asked))
+            request = partial(self._request, kind, number, message=message)
+            answers = self.exchanges.ask(kind, number, asked.values(), request, n_enough)
             # Late clients send nothing under masks.
             expects = masks is None and kind != "finish"
             uploads, n_malformed = self._read(kind, number, answers, specs) if expects else ([], 0)
@@ -464,7 +453,7 @@ class Coordinator(Loop[Uploads, None]):
         server, step = self.server, (PHASES[kind], number)
         key = server.key.at(SETUP if kind == "setup" else number)
         terms = terms_of_noise(self.estimator, server.n_clients, server.n_users, server.key)
-        session = session_of(self.progress.fit, kind, number, terms)
+        session = records.session_of(self.progress.fit, kind, number, terms)
         # Codes of the clients in this sum, if a server that was killed has named them already.
         named = self.survivors.get((kind, number))
 
@@ -479,7 +468,7 @@ class Coordinator(Loop[Uploads, None]):
                 n_enough = min(len(messages), plan.threshold + 1)
 
             def request(member):
-                arrays = masking_arrays(messages[member.code])
+                arrays = records.masking_arrays(messages[member.code])
                 more = {"n_clients": plan.n_clients, "n_bits": plan.n_bits}
                 return self._request(name, number, member, sent, more, arrays)
 
@@ -519,7 +508,7 @@ class Coordinator(Loop[Uploads, None]):
                 # None: it has nothing to send.
                 if head.get("upload", "") is not None:
                     step = PHASES[kind], number, member.code
-                    uploads.append(upload_of(head.get("upload"), arrays, specs, step))
+                    uploads.append(records.upload_of(head.get("upload"), arrays, specs, step))
             except MalformedMessage as error:
                 n_malformed += 1
                 log.warning("Client %s: %s", member.name, error)
@@ -536,7 +525,7 @@ class Coordinator(Loop[Uploads, None]):
             head["evaluation"] = {"metrics": scoring.metrics, "n_negatives": scoring.n_negatives}
         parts = {"message": message}
         if not member.knows_place:
-            head["place"] = place_head(member.place)
+            head["place"] = records.place_head(member.place)
             is_set_up = not kind.startswith("setup")
             parts["announcement"] = server.announcement() if is_set_up else None
         if self.progress.best is not None:
@@ -549,11 +538,11 @@ class Coordinator(Loop[Uploads, None]):
             parts["message"] = message.without(kept)
         arrays = dict(arrays or {})
         for name, one in parts.items():
-            head[name], own = message_arrays(one, held, code, server.federation.wire_dtype)
+            head[name], own = records.message_arrays(one, held, code, server.federation.wire_dtype)
             arrays |= {f"{name}/{label}": values for label, values in own.items()}
         if kept:
             head["message"]["kept"] = kept
-        return pack(head, arrays)
+        return records.pack(head, arrays)
 
 
 def _masks_of(answers, stage):
@@ -561,7 +550,7 @@ def _masks_of(answers, stage):
     found = {}
     for member, (_, arrays) in answers.items():
         try:
-            answer = masking_of(arrays)
+            answer = records.masking_of(arrays)
         except MalformedMessage as error:
             log.warning("Client %s: %s", member.name, error)
             continue

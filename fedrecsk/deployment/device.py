@@ -161,8 +161,7 @@ class Device(ClientGroup):
         self._check(message)
         self._check_terms(message, SETUP)
         return self._once(
-            *("setup", 0),
-            lambda: self._packed(super(Device, self).setup(message), specs),
+            *("setup", 0), lambda: self._packed(super(Device, self).setup(message), specs)
         )
 
     def announce(self, message: Message) -> None:

@@ -9,17 +9,15 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedrecsk.data.ids import catalogue_ids, id_array
+from fedrecsk.data.ids import catalogue_ids
 from fedrecsk.deployment.client_message import ClientMessage, Numbers, checked, unpacked
 from fedrecsk.deployment.deployable import deployable_copy
+from fedrecsk.deployment.records import check_registration
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol import refusals
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import (
-    MOST_USERS,
     ClientCodes,
-    Form,
-    MalformedMessage,
     Message,
     Registration,
     Upload,
@@ -60,10 +58,7 @@ class DeviceServer(Server):
 
     @classmethod
     def of(
-        cls,
-        estimator: FederatedRecommender,
-        key: Key | None = None,
-        secret: Key | None = None,
+        cls, estimator: FederatedRecommender, key: Key | None = None, secret: Key | None = None
     ) -> Self:
         """Return a server outside the simulator.
 
@@ -89,7 +84,7 @@ class DeviceServer(Server):
 
     def _added(self, registrations):
         for one in registrations:
-            _check(one, len(self.item_ids))
+            check_registration(one, len(self.item_ids))
         return super()._added(registrations)
 
     # --------------------------------------------------------------------- late clients
@@ -314,13 +309,3 @@ class DeviceServer(Server):
             rows = Numbers(*upload.fields[named[0]]).rows
             self._held[client] = np.array(rows, dtype=np.int64)
         return one
-
-
-def _check(registration, n_items):
-    """Raise MalformedMessage unless this is a Registration of clients, of this many items."""
-    n_clients = len(id_array(registration.client_ids, "client ids"))
-    for name, bounds in (("n_users", (1, MOST_USERS)), ("n_held", (0, n_items))):
-        numbers = np.asarray(getattr(registration, name))
-        wrong = Form((n_clients,), "int", bounds).mismatch(numbers)
-        if wrong is not None:
-            raise MalformedMessage(f"Field {name!r} of a registration {wrong}.")

@@ -10,15 +10,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fedrecsk.deployment import records
 from fedrecsk.deployment.checks import Refused
-from fedrecsk.deployment.records import (
-    Arrays,
-    Head,
-    MalformedMessage,
-    pack,
-    registration_of,
-    unpack,
-)
+from fedrecsk.deployment.records import Arrays, Head, MalformedMessage
 from fedrecsk.protocol.messages import ClientCodes, Registration
 
 # A client's id.
@@ -227,12 +221,12 @@ class Exchanges:
         """Return the member of a registration; None if it cannot take part."""
         try:
             head, _ = _read(reply)
-            registration = registration_of(head.get("registration"), self.n_items)
+            registration = records.registration_of(head.get("registration"), self.n_items)
             token, has_changed = head.get("token"), head.get("has_changed")
             if not isinstance(token, str) or has_changed not in (None, True, False):
                 raise MalformedMessage("A registration needs a token.")
             member = self.members.admit(registration, token, node, has_changed)
-        except (Refused, MalformedMessage) as error:
+        except ValueError as error:
             reason = f"node {node}: {error}"
             if self.refused.get(node) != reason:
                 self.refused[node] = reason
@@ -247,8 +241,8 @@ class Exchanges:
 
     def refuse(self, node: int, reason: str) -> None:
         """Tell a node that it cannot take part, and why."""
-        fit = unpack(self.greeting)[0]["fit"]
-        refusal = pack({"kind": "refuse", "fit": fit, "reason": reason}, {})
+        fit = records.unpack(self.greeting)[0]["fit"]
+        refusal = records.pack({"kind": "refuse", "fit": fit, "reason": reason}, {})
         self._send([Request(node, "refuse", refusal)])
 
     # --------------------------------------------------------------------------- ask
@@ -354,7 +348,7 @@ def _read(reply: Reply) -> tuple[Head, Arrays]:
     """Return the head and arrays of an answer; raise Refused if the node has failed."""
     if reply.content is None:
         raise Refused(reply.error)
-    head, arrays = unpack(reply.content)
+    head, arrays = records.unpack(reply.content)
     if "refused" in head:
         raise Refused(str(head["refused"])[:1000])
     if "failed" in head:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedrecsk.data.ids import are_strings, catalogue_ids, id_array
+from fedrecsk.deployment import records
 from fedrecsk.deployment.checks import (
     HOLDS_OUT,
     Refused,
@@ -21,21 +22,7 @@ from fedrecsk.deployment.checks import (
 )
 from fedrecsk.deployment.device import Device
 from fedrecsk.deployment.exchanges import MODEL, PLACE
-from fedrecsk.deployment.records import (
-    MalformedMessage,
-    bundle,
-    bundled,
-    check_request,
-    masking_arrays,
-    masking_of,
-    message_of,
-    pack,
-    place_of,
-    registration_head,
-    session_of,
-    unpack,
-    upload_arrays,
-)
+from fedrecsk.deployment.records import MalformedMessage
 from fedrecsk.deployment.store import MODEL as MODEL_FILE
 from fedrecsk.privacy import MaskingFailed
 from fedrecsk.privacy._secagg_protocol import MaskingClient
@@ -50,7 +37,6 @@ if TYPE_CHECKING:
 
     from fedrecsk.deployment.checks import Fit
     from fedrecsk.deployment.exchanges import Id
-    from fedrecsk.deployment.records import Head
     from fedrecsk.deployment.store import Store
     from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.privacy import Identity
@@ -93,7 +79,7 @@ class Memory:
     device: Device | None
     # The client's id.
     client: Id
-    registration: Head
+    registration: records.Head
     # What `load_data` returned, and what is known from fits before; kept for updates only.
     rows: Loaded | None
     past: Past | None
@@ -102,7 +88,7 @@ class Memory:
     # Whether it is a fit of a search.
     is_searched: bool
     # Its place as the server has sent it, and whether the announcement has come, too.
-    place: Head | None = None
+    place: records.Head | None = None
     has_begun: bool = False
     announcement: Message = field(default_factory=Message)
     # Rounds of the model evaluated last, and of the one whose users are kept.
@@ -132,24 +118,20 @@ class Lacking(Exception):
     """This node's folder is an older copy, and lacks what it was sent before."""
 
 
+@dataclass(eq=False)
 class Node:
     """One client's machine: answers the server's requests.
 
     `load_data` returns the client's id and rows, as :func:`client_app` wants them.
     """
 
-    def __init__(
-        self,
-        estimator: FederatedRecommender | FederatedSearch,
-        load_data: Callable[[], Loaded],
-        store: Store,
-        identity: Identity | None = None,
-    ) -> None:
-        self.estimator = estimator
-        self.load_data = load_data
-        self.store = store
-        # By which it signs its keys, if uploads are masked.
-        self.identity = identity
+    estimator: FederatedRecommender | FederatedSearch
+    load_data: Callable[[], Loaded]
+    store: Store
+    # By which it signs its keys, if uploads are masked.
+    identity: Identity | None = None
+
+    def __post_init__(self) -> None:
         # What `load_data` has returned, or why it has not, for the requests of one message; and
         # what the log has of them.
         self._rows: Loaded | Exception | None = None
@@ -173,13 +155,13 @@ class Node:
         """
         self._rows, self._logged = None, set()
         try:
-            head, arrays = unpack(content)
-            together = bundled(head, arrays)
+            head, arrays = records.unpack(content)
+            together = records.bundled(head, arrays)
         except MalformedMessage as error:
             log.error("This node refuses a request: %s", error)
-            return pack({"refused": str(error)}, {})
+            return records.pack({"refused": str(error)}, {})
         if together:
-            return bundle([self._answer_one(*one) for one in together])
+            return records.bundle([self._answer_one(*one) for one in together])
         return self._answer_one(head, arrays)
 
     def _answer_one(self, head, arrays):
@@ -188,14 +170,14 @@ class Node:
         except Lacking as error:
             # The state is as it was, and the server asks again.
             self._log(log.info, "This node's folder is an older copy, which lacks its %s", error)
-            return pack({"lacks": str(error)}, {})
+            return records.pack({"lacks": str(error)}, {})
         except (Refused, MalformedMessage, MaskingFailed) as error:
             self._log(log.error, "This node refuses a request: %s", error)
-            return pack({"refused": str(error)}, {})
+            return records.pack({"refused": str(error)}, {})
         except Exception as error:
             # The text of an error may have private data in it, so it stays here.
             self._log(log.exception, "This node cannot answer a request: %r", error)
-            return pack({"failed": type(error).__name__}, {})
+            return records.pack({"failed": type(error).__name__}, {})
 
     def _log(self, log_it, text, error):
         """Log what has happened, once for all requests of a message."""
@@ -204,7 +186,7 @@ class Node:
             log_it(text, error)
 
     def _answer(self, head, arrays):
-        check_request(head)
+        records.check_request(head)
         kind, fit = head["kind"], head["fit"]
         if kind == "register":
             return self._register(fit, head)
@@ -265,7 +247,7 @@ class Node:
             if is_searched:
                 data["private"] = self._private(others, head.get("after"), data.get("private"))
             device = Device(part.method, **data, holds_out=part.holds_out)
-            registration = registration_head(device.register())
+            registration = records.registration_head(device.register())
             if past is not None:
                 device.remember(past.memory)
             rows = data if part.method.warm_start else None
@@ -287,7 +269,7 @@ class Node:
         if sends_once and memory.past is not None and memory.device is not None:
             before = Device(part.method, **memory.past.rows).data
             answer["has_changed"] = before.fingerprint() != memory.device.data.fingerprint()
-        return pack(answer, {})
+        return records.pack(answer, {})
 
     def _read(self):
         """Return what `load_data` returns, which all requests of a message share."""
@@ -342,7 +324,7 @@ class Node:
         """Take what may come with any request: place, announcement, and which model is the best."""
         device = memory.device
         if head.get("place") is not None:
-            device.place(place_of(head["place"]))
+            device.place(records.place_of(head["place"]))
             memory.place, memory.has_begun = head["place"], kind != "setup"
         if memory.place is None or not (memory.has_begun or kind == "setup"):
             raise Lacking(PLACE)
@@ -361,7 +343,7 @@ class Node:
         start = f"{name}/"
         own = {n.removeprefix(start): one for n, one in arrays.items() if n.startswith(start)}
         form, forms = head.get(name), algorithm.downloads(block.n_items)
-        message = message_of(form, own, block.row_items, forms)
+        message = records.message_of(form, own, block.row_items, forms)
         if message is None or not form.get("kept"):
             return message
         kept = form["kept"]
@@ -381,12 +363,12 @@ class Node:
             plan = _plan_of(device, head)
             device.check_sum(*step, plan.n_clients)
             code = int(device.block.clients[0])
-            session = session_of(fit, *step, device.terms_of_noise)
+            session = records.session_of(fit, *step, device.terms_of_noise)
             memory.masks[step] = MaskingClient(plan, session, code)
         if step not in memory.masks:
             raise Refused("this node has sent no keys for this sum")
-        answer = memory.masks[step].answer(stage, masking_of(arrays), self.identity)
-        return pack({}, masking_arrays(answer))
+        answer = memory.masks[step].answer(stage, records.masking_of(arrays), self.identity)
+        return records.pack({}, records.masking_arrays(answer))
 
     def _sent(self, memory, kind, number, head, arrays):
         """Return what a client sends in a set-up exchange, a round or a validation."""
@@ -398,14 +380,16 @@ class Node:
         if not federation.masks:
             head, sent = None, {}
             if uploads:
-                head, sent = upload_arrays(uploads[0], specs, federation.wire_dtype)
-            return pack({"upload": head}, sent)
+                head, sent = records.upload_arrays(uploads[0], specs, federation.wire_dtype)
+            return records.pack({"upload": head}, sent)
         masks = memory.masks.get((kind, number))
         # Without masks, as when a client joins late, nothing is sent.
         if masks is None or not uploads:
-            return pack({}, {})
-        masked = masks.answer("vectors", masking_of(arrays), self.identity, uploads[0].integers)
-        return pack({}, masking_arrays(masked))
+            return records.pack({}, {})
+        masked = masks.answer(
+            "vectors", records.masking_of(arrays), self.identity, uploads[0].integers
+        )
+        return records.pack({}, records.masking_arrays(masked))
 
     def _evaluation(self, memory, number, message, asked):
         """Return a list of the client's sums of the final model's metrics, and their specs."""
@@ -437,7 +421,7 @@ class Node:
             if memory.past is None or device.federation.secure_aggregation is not None:
                 raise Refused("this node has sent nothing to an earlier fit that it could withdraw")
             device = Device(device.method, **memory.past.rows)
-            device.place(place_of(memory.place))
+            device.place(records.place_of(memory.place))
             device.remembered = np.ones(1, dtype=bool)
             device.take_back(number)
         device.receive(number, message)
@@ -452,7 +436,7 @@ class Node:
         model = memory.device.fitted(message, head["number"])
         self.store.save_result(MODEL_FILE, model)
         log.info("Client %s has its model: %s", *memory.device.client_ids, self.store.folder)
-        return pack({"n_users": int(np.size(model.user_ids_))}, {})
+        return records.pack({"n_users": int(np.size(model.user_ids_))}, {})
 
     def _add_items(self, memory, head, arrays):
         """Add the rows of items that are new since the fit to this node's model."""
@@ -475,7 +459,7 @@ class Node:
             name: declared[name]._replace(shape=(len(ids), *known.shape[1:]))
             for name, known in by_item.items()
         }
-        rows = (message_of(head["rows"], arrays, NOTHING, {}) or Message()).check(forms)
+        rows = (records.message_of(head["rows"], arrays, NOTHING, {}) or Message()).check(forms)
         for name, known in by_item.items():
             values = np.concatenate([known, rows[name].values])
             message[name] = replace(message[name], values=values)
@@ -487,7 +471,7 @@ class Node:
         )
         self.store.save(MODEL_FILE, model)
         log.info("This node's model has %d new items", len(head["ids"]))
-        return pack({}, {})
+        return records.pack({}, {})
 
 
 def _plan_of(device, head):

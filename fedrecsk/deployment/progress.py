@@ -54,14 +54,9 @@ class Progress:
 
         `fit` is its name in a search, None in no search.
         """
-        return cls(
-            secrets.token_hex(8) if fit is None else fit,
-            digests,
-            DeviceServer.of(method, key),
-            Members(last and last.members),
-            last and last.fit,
-            fit is not None,
-        )
+        name = secrets.token_hex(8) if fit is None else fit
+        members, after = Members(last and last.members), last and last.fit
+        return cls(name, digests, DeviceServer.of(method, key), members, after, fit is not None)
 
     def greeting(self) -> bytes:
         """Return the request to register."""

@@ -123,10 +123,7 @@ def bundled(head: Head, arrays: Arrays) -> list[tuple[Head, Arrays]]:
 
 
 def message_arrays(
-    message: Message | None,
-    held: np.ndarray | None,
-    client: int,
-    wire_dtype: str,
+    message: Message | None, held: np.ndarray | None, client: int, wire_dtype: str
 ) -> tuple[Head | None, Arrays]:
     """Return the head and the arrays of a message to one client, which holds the items `held`."""
     if message is None:
@@ -292,18 +289,26 @@ def registration_head(registration: Registration) -> Head:
 def registration_of(head: object, n_items: int) -> Registration:
     """Return an untrusted registration of one client; raise MalformedMessage if it is none."""
     try:
-        (name,), (n_users,), (n_held,) = (head[part] for part in Registration._fields)
+        (name,), *counts = (head[part] for part in Registration._fields)
+        counts = [np.array(one) for one in counts]
     except (TypeError, KeyError, ValueError) as error:
         raise MalformedMessage("A registration has the id and the counts of one client.") from error
     is_name = type(name) in (str, int, float) and name == name
     if not is_name or (type(name) is int and not -(2**63) <= name < 2**63):
         raise MalformedMessage("A client's id must be a string, or a number below 2**63.")
-    counts = type(n_users) is type(n_held) is int
-    if not counts or not 1 <= n_users <= MOST_USERS or not 0 <= n_held <= n_items:
-        raise MalformedMessage(
-            "A registration must have the number of users and that of the items that they hold."
-        )
-    return Registration(np.array([name]), np.array([n_users]), np.array([n_held]))
+    registration = Registration(np.array([name]), *counts)
+    check_registration(registration, n_items)
+    return registration
+
+
+def check_registration(registration: Registration, n_items: int) -> None:
+    """Raise MalformedMessage unless this is a Registration of clients, of this many items."""
+    n_clients = len(id_array(registration.client_ids, "client ids"))
+    for name, bounds in (("n_users", (1, MOST_USERS)), ("n_held", (0, n_items))):
+        numbers = np.asarray(getattr(registration, name))
+        wrong = Form((n_clients,), "int", bounds).mismatch(numbers)
+        if wrong is not None:
+            raise MalformedMessage(f"Field {name!r} of a registration {wrong}.")
 
 
 def place_head(place: ClientCodes) -> Head:

@@ -191,10 +191,7 @@ def evaluate_ranking(
 
 
 def catalogue_ndcg(
-    model: Any,
-    X: ArrayLike,
-    y: ArrayLike | None = None,
-    sample_weight: ArrayLike | None = None,
+    model: Any, X: ArrayLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
 ) -> float:
     """Return NDCG at 10 of a recommender of this package over its catalogue, however small."""
     adapted = adapt(model)

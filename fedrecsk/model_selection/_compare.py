@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import FitFailedWarning
 from sklearn.metrics import get_scorer, get_scorer_names, make_scorer
 from sklearn.model_selection import check_cv
 from sklearn.utils.validation import check_consistent_length
 
-from fedrecsk._utils.constraints import Jobs, constraints_of
+from fedrecsk._utils.constraints import ArrayLike, Jobs
 from fedrecsk._utils.given import check_given, check_numbers
-from fedrecsk._utils.parameters import suggest
-from fedrecsk._utils.sklearn_compat import StrOptions, validate_parameter_constraints
+from fedrecsk._utils.parameters import limits_of, suggest
+from fedrecsk._utils.sklearn_compat import validate_parameter_constraints
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.data.frames import library_of
 from fedrecsk.data.ids import factorized
@@ -28,6 +27,7 @@ from fedrecsk.metrics import make_ranking_scorer
 from fedrecsk.metrics._held_out import REPEATED, TOLERATED_SHARE
 from fedrecsk.metrics._ranking import METRICS, OF_LISTS, key_of
 from fedrecsk.metrics._scorers import RankingScorer, RankingScorers
+from fedrecsk.model_selection import _fold
 from fedrecsk.model_selection._comparison import (
     COSTS,
     ERRORS,
@@ -36,33 +36,10 @@ from fedrecsk.model_selection._comparison import (
     Comparison,
     error_lines,
 )
-from fedrecsk.model_selection._fold import (
-    Data,
-    Outcome,
-    Progress,
-    RowErrors,
-    predicts_y,
-    repeat,
-    run,
-)
 from fedrecsk.model_selection._splitters import UserKFold
 
 # A bootstrap over fewer users gives intervals that are too narrow.
 LEAST_USERS = 30
-# Not by scikit-learn's decorator, which would name `compare` in the estimators' own errors.
-_PARAMETERS = {
-    "X": ["array-like"],
-    "y": ["array-like", None],
-    "cv": ["cv_object"],
-    "scoring": [str, list, tuple, dict, callable, None],
-    "update": [StrOptions({"fit", "partial_fit", "fold_in", "none"})],
-    "clients": ["array-like", None],
-    "sample_weight": ["array-like", None],
-    "n_jobs": constraints_of(Jobs),
-    "return_estimator": ["boolean"],
-    "error_score": [StrOptions({"raise"}), "nan"],
-    "verbose": ["verbose"],
-}
 
 
 @suggest
@@ -71,15 +48,15 @@ def compare(
     X: ArrayLike,
     y: ArrayLike | None = None,
     *,
-    cv: int | Iterable[Any] | None = None,
+    cv: Annotated[int | Iterable[Any] | None, "cv_object"] = None,
     scoring: str | Sequence[str] | Mapping[str, Any] | Callable[..., Any] | None = None,
     update: Literal["fit", "partial_fit", "fold_in", "none"] = "fit",
     clients: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
-    n_jobs: int | None = None,
+    n_jobs: Jobs = None,
     return_estimator: bool = False,
-    error_score: str | float = np.nan,
-    verbose: int = 0,
+    error_score: Literal["raise"] | Annotated[float, "nan"] = np.nan,
+    verbose: Annotated[int, "verbose"] = 0,
 ) -> Comparison:
     """Cross-validate recommenders on the same folds, and show quality and cost in one table.
 
@@ -201,7 +178,9 @@ def compare(
     >>> comparison.per_fold["error"].unique().tolist()
     ['']
     """
-    validate_parameter_constraints(_PARAMETERS, locals(), caller_name="compare")
+    given = {name: value for name, value in locals().items() if name != "estimators"}
+    # Not by a decorator, which would name `compare` in the estimators' own errors.
+    validate_parameter_constraints(limits_of(compare), given, caller_name="compare")
     estimators = _updatable(_named(estimators), update)
     metadata = {"clients": clients, "sample_weight": sample_weight}
     metadata = {name: value for name, value in metadata.items() if value is not None}
@@ -220,8 +199,8 @@ def compare(
         _check_growing(folds, update)
         chains = [list(enumerate(folds))]
 
-    data, how = Data(X, y, metadata, users), {"raises": error_score == "raise"}
-    done, said = run(
+    data, how = _fold.Data(X, y, metadata, users), {"raises": error_score == "raise"}
+    done, said = _fold.run(
         [
             (name, chain, estimator, data, scorers, update)
             for chain in chains
@@ -229,16 +208,16 @@ def compare(
         ],
         how | {"keep": return_estimator},
         n_jobs,
-        Progress(list(estimators), len(folds)) if verbose else None,
+        _fold.Progress(list(estimators), len(folds)) if verbose else None,
     )
     names = list(estimators)
     done.sort(key=lambda one: (names.index(one.name), one.fold))
     said.sort(key=lambda one: names.index(one[0]))
-    repeat(said)
+    _fold.repeat(said)
     _warn_or_raise(done, asked=() if scoring is None else scorers)
     ended = {(one.name, one.fold): one for one in done}
     outcomes = [
-        ended.get((name, fold), Outcome(name, fold, {}, INTERRUPTED))
+        ended.get((name, fold), _fold.Outcome(name, fold, {}, INTERRUPTED))
         for name in names
         for fold in range(len(folds))
     ]
@@ -422,7 +401,7 @@ def _scorer_of(name):
             raise ValueError(f"scoring holds {name!r}, which is neither a name nor callable.")
         return name
     if name in ERRORS:
-        return make_scorer(RowErrors(name))
+        return make_scorer(_fold.RowErrors(name))
     metric, at, k = name.partition("@")
     if metric == "auc":
         if at:
@@ -497,7 +476,7 @@ def _warn_if_weak(comparison, estimators, said):
                 shown = f"{row['score']} {row['difference']:+.2g} ({interval})"
                 worse.setdefault(row["estimator"], []).append(shown)
         for name in worse:
-            if name not in left_out and predicts_y(estimators[name]) is rates:
+            if name not in left_out and _fold.predicts_y(estimators[name]) is rates:
                 warn(
                     f"{name!r} {text}: {', '.join(worse[name])}. Allow more rounds or less noise, "
                     "or search for other parameters."

@@ -115,13 +115,6 @@ class Comparison:
     difference over users includes 0 (see `against`). Nothing is marked where users are unknown.
     """
 
-    per_fold: pd.DataFrame
-    per_user: pd.DataFrame
-    summary: pd.DataFrame
-    unknown: dict[str, float]
-    estimators: dict[str, list[Any]] | None
-    is_partial: bool
-
     def __init__(
         self,
         rows: list[dict[str, Any]],
@@ -137,16 +130,16 @@ class Comparison:
                 folds = folds.drop(columns=unused)
         self._table = folds
         self._columns = [name for name in columns if name in folds]
-        self.unknown = dict(unknown)
-        self.estimators = estimators
-        self.is_partial = bool((folds["error"] == INTERRUPTED).any())
+        self.unknown: dict[str, float] = dict(unknown)
+        self.estimators: dict[str, list[Any]] | None = estimators
+        self.is_partial: bool = bool((folds["error"] == INTERRUPTED).any())
         own = ["estimator", "fold", "user", "n_rows"]
         users = pd.DataFrame(columns=own) if per_user is None else per_user
         self._users = users[[*own, *(name for name in self._columns if name in users)]]
         self._library = library
-        self.per_fold = make_frame(folds.copy(), library)
-        self.per_user = make_frame(self._users, library)
-        self.summary = make_frame(_summary(folds, self._columns), library)
+        self.per_fold: pd.DataFrame = make_frame(folds.copy(), library)
+        self.per_user: pd.DataFrame = make_frame(self._users, library)
+        self.summary: pd.DataFrame = make_frame(_summary(folds, self._columns), library)
         self._draws: dict[Any, Any] = {}
 
     def against(

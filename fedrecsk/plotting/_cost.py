@@ -11,18 +11,8 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_consistent_length
 
 from fedrecsk._utils.docs import documented
-from fedrecsk.plotting._base import (
-    DASHES,
-    TableDisplay,
-    check_any,
-    draw_level,
-    errors_over_users,
-    is_greater_better,
-    legible,
-    make_logarithmic,
-    style,
-    with_style,
-)
+from fedrecsk.plotting import _base
+from fedrecsk.plotting._base import TableDisplay
 
 
 @documented
@@ -88,7 +78,7 @@ class CostDisplay(TableDisplay):
     _point: ClassVar[list[str]] = ["method"]
 
     def __post_init__(self):
-        check_any(self.names, self.score_name)
+        _base.check_any(self.names, self.score_name)
         check_consistent_length(
             self.names, self.costs, self.scores, self.cost_stds, self.score_stds
         )
@@ -104,7 +94,7 @@ class CostDisplay(TableDisplay):
 
     @classmethod
     def _data(cls, points, results, score, by, greater_is_better):
-        errors = errors_over_users(results, score, by)
+        errors = _base.errors_over_users(results, score, by)
         stds = zip(points["method"], points["score_std"], strict=True)
         return {
             "names": points["method"].tolist(),
@@ -131,7 +121,7 @@ class CostDisplay(TableDisplay):
         costs, scores = np.asarray(self.costs, float), np.asarray(self.scores, float)
         greater = self.greater_is_better
         if greater is None:
-            greater = is_greater_better(self.score_name, self.scores)
+            greater = _base.is_greater_better(self.score_name, self.scores)
         losses = -scores if greater else scores
         front = []
         for i in np.lexsort((losses, costs)):
@@ -146,25 +136,25 @@ class CostDisplay(TableDisplay):
         taken = len(ax.containers)
         for i, name in enumerate(self.names):
             if np.isnan(costs[i]):
-                dashes = DASHES[len(self.baselines_) % len(DASHES)]
+                dashes = _base.DASHES[len(self.baselines_) % len(_base.DASHES)]
                 look = {"color": "0.5", "linestyle": dashes, "linewidth": 1.3}
-                line = draw_level(ax, scores[i], f"{name} (centralised)", **look)
+                line = _base.draw_level(ax, scores[i], f"{name} (centralised)", **look)
                 self.baselines_.append(line)
                 continue
-            look = style(taken + len(self.points_)) | {"linestyle": "none", "markersize": 8}
-            look |= {"label": legible(name), "capsize": 3, "zorder": 3}
+            look = _base.style(taken + len(self.points_)) | {"linestyle": "none", "markersize": 8}
+            look |= {"label": _base.legible(name), "capsize": 3, "zorder": 3}
             look |= {"xerr": _bar(self.cost_stds, i), "yerr": _bar(self.score_stds, i)}
-            point = ax.errorbar(costs[i], scores[i], **with_style(kwargs, **look))
+            point = ax.errorbar(costs[i], scores[i], **_base.with_style(kwargs, **look))
             self.points_.append(point)
         self.front_: Any = None
         on_front = self._front()
         if len(on_front) > 1:
             look = {"color": "0.6", "linewidth": 1.5, "zorder": 2, "drawstyle": "steps-post"}
-            look = with_style(front_kw, label="Pareto front", **look)
+            look = _base.with_style(front_kw, label="Pareto front", **look)
             (self.front_,) = ax.plot(costs[on_front], scores[on_front], **look)
         positive = costs[np.isfinite(costs)]
         if len(positive) and positive.min() > 0 and positive.max() > 20 * positive.min():
-            make_logarithmic(ax)
+            _base.make_logarithmic(ax)
 
 
 def _bar(stds, i):

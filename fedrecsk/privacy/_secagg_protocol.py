@@ -34,17 +34,13 @@ import functools
 import hmac
 import itertools
 import secrets
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrecsk._utils.extras import require
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from numpy.typing import NDArray
 
 # Seeds of 128 bits, the security of X25519, and the smallest prime above 2 ** 128, to share them.
 SEED_BYTES = 16
@@ -214,14 +210,8 @@ class PublicKeys(NamedTuple):
 
     def is_signed(self, session: bytes, code: int) -> bool:
         """Return whether the owner of the certificate, whoever it is, has signed these keys."""
-        from cryptography.exceptions import InvalidSignature
-
-        try:
-            public = _public_key(self.certificate[:KEY_BYTES])
-            public.verify(self.signature, _of_keys(session, code, self.sharing, self.masking))
-        except (InvalidSignature, ValueError):
-            return False
-        return True
+        content = _of_keys(session, code, self.sharing, self.masking)
+        return _has_signed(self.certificate[:KEY_BYTES], self.signature, content)
 
     @property
     def are_usable(self) -> bool:
@@ -287,15 +277,9 @@ class Identity(NamedTuple):
 
     def certifies(self, certificate: bytes) -> bool:
         """Return whether a certificate is signed by this client's operator."""
-        from cryptography.exceptions import InvalidSignature
-
         public, rest = certificate[:KEY_BYTES], certificate[KEY_BYTES:]
         by_operator, rest = rest[:SIGNATURE_BYTES], rest[SIGNATURE_BYTES:]
-        try:
-            _public_key(self.operator).verify(by_operator, _certified(public, rest))
-        except (InvalidSignature, ValueError):
-            return False
-        return True
+        return _has_signed(self.operator, by_operator, _certified(public, rest))
 
 
 def _certified(public, rest):
@@ -308,9 +292,16 @@ def _signer(private):
     return require(ED25519, "SecAggPlus").Ed25519PrivateKey.from_private_bytes(private)
 
 
-def _public_key(public):
-    """Return the key that checks signatures."""
-    return require(ED25519, "SecAggPlus").Ed25519PublicKey.from_public_bytes(public)
+def _has_signed(public, signature, content):
+    """Return whether the owner of a public key, if it is one, has signed some bytes."""
+    from cryptography.exceptions import InvalidSignature
+
+    keys = require(ED25519, "SecAggPlus").Ed25519PublicKey
+    try:
+        keys.from_public_bytes(public).verify(signature, content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def _of_keys(session, code, sharing, masking):

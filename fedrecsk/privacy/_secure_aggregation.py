@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk._utils.extras import require
 from fedrecsk._utils.parameters import PlainParameters
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import ArrayLike, NDArray
 
 # With more clients, values would have too few bits in Paillier's slots of 64 bits.
 _MOST_CLIENTS = 2**31 - 1

@@ -7,22 +7,19 @@ neighbouring relation of the latter is any other data of the same client.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar, root_scalar
 from scipy.special import log_ndtr
 from scipy.stats import binom
 
+from fedrecsk._utils.constraints import AtLeast1, Between0And1, Positive
 from fedrecsk._utils.extras import require
-from fedrecsk._utils.parameters import checked
-from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk._utils.parameters import checked, limits_of
 from fedrecsk.privacy._grid import sensitivity
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # From this epsilon on, the bound by RDP is reported: the exact one takes minutes, and neither is
 # worth anything.
@@ -117,7 +114,7 @@ def noise_for(events: Sequence[Event], epsilon: float, delta: float) -> float:
     return _noise_for(tuple(events), float(within), float(delta))
 
 
-def shuffled_epsilon(epsilon: float, n_clients: int, delta: float) -> float:
+def shuffled_epsilon(epsilon: Positive, n_clients: AtLeast1, delta: Between0And1) -> float:
     """Bound the epsilon of one round if a shuffler hides who sent which upload.
 
     A client's upload is then hidden among those of the others. The theorem needs all of this:
@@ -164,14 +161,8 @@ def shuffled_epsilon(epsilon: float, n_clients: int, delta: float) -> float:
     >>> round(shuffled_epsilon(1.0, n_clients=100_000, delta=1e-6), 3)
     0.073
     """
-    constraints = {
-        "epsilon": [Interval(Real, 0, None, closed="neither")],
-        "n_clients": [Interval(Integral, 1, None, closed="left")],
-        "delta": [Interval(Real, 0, 1, closed="neither")],
-    }
-    epsilon, n_clients, delta = checked(
-        "shuffled_epsilon", constraints, epsilon=epsilon, n_clients=n_clients, delta=delta
-    )
+    given = {"epsilon": epsilon, "n_clients": n_clients, "delta": delta}
+    epsilon, n_clients, delta = checked("shuffled_epsilon", limits_of(shuffled_epsilon), **given)
     least = 16 * math.log(2 / delta)
     if epsilon > math.log(n_clients / least):
         needed = math.inf if epsilon > 700 else math.ceil(least * math.exp(epsilon))

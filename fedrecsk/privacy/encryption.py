@@ -200,10 +200,7 @@ def _in_kib(measured):
 def _serialized(context, secret):
     """Return the parameters as bytes, with the secret key if asked for."""
     return context.serialize(
-        save_public_key=False,
-        save_secret_key=secret,
-        save_galois_keys=False,
-        save_relin_keys=False,
+        save_public_key=False, save_secret_key=secret, save_galois_keys=False, save_relin_keys=False
     )
 
 

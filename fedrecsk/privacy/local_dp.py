@@ -8,14 +8,14 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import betainc, betaincinv, betaln
 
-from fedrecsk._utils.constraints import Between0And1, From0Below1
-from fedrecsk._utils.parameters import PlainParameters, checked
+from fedrecsk._utils.constraints import AtLeast1, Between0And1, From0Below1
+from fedrecsk._utils.parameters import PlainParameters, checked, limits_of
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.privacy._grid import rounded, step_of, towards_zero
 from fedrecsk.privacy.accounting import (
@@ -29,14 +29,13 @@ from fedrecsk.updates import as_integers, client_generator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Self
 
     from numpy.typing import NDArray
 
     from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows
 
 # A client whose uploads cost more is not protected at all.
-LARGEST_EPSILON = 1e6
+Total = Annotated[float, Interval(Real, 0, 1e6, closed="right")]
 # Numbers in float32 end at 3.4e38; with this limit, sums over many clients still fit.
 LARGEST = 1e30
 # The step of the grid of smaller noise would be 0.
@@ -90,22 +89,18 @@ class LocalMechanism(PlainParameters, ABC):
         """
 
     @classmethod
-    def _calibration(cls, epsilon, n_uploads, clip, delta):
+    def _calibration(cls, epsilon: Total, n_uploads: AtLeast1, clip, delta):
         """Check the arguments of `for_epsilon`; return a mechanism, and two as Python's numbers."""
-        constraints = {
-            "epsilon": [Interval(Real, 0, LARGEST_EPSILON, closed="right")],
-            "n_uploads": [Interval(Integral, 1, None, closed="left")],
-        }
-        caller = f"{cls.__name__}.for_epsilon"
-        numbers = checked(caller, constraints, epsilon=epsilon, n_uploads=n_uploads)
+        caller, limits = f"{cls.__name__}.for_epsilon", limits_of(cls._calibration)
+        numbers = checked(caller, limits, epsilon=epsilon, n_uploads=n_uploads)
         mechanism = cls(clip, 1.0, delta=delta)
         mechanism._validate_params()
         return mechanism, *numbers
 
     def _counts(self, **counts):
         """Check numbers of uploads or coordinates and return them as Python's numbers."""
-        constraints = {name: [Interval(Integral, 0, None, closed="left")] for name in counts}
-        return checked(f"{type(self).__name__}.total_epsilon", constraints, **counts)
+        limits = {name: [Interval(Integral, 0, None, closed="left")] for name in counts}
+        return checked(f"{type(self).__name__}.total_epsilon", limits, **counts)
 
     @abstractmethod
     def noise_std(self, n_coordinates: int) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from numbers import Real
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
 from scipy.special import logsumexp
@@ -12,13 +12,13 @@ from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils import html
-from fedrecsk._utils.parameters import checked
+from fedrecsk._utils.constraints import AtLeast1, From0Below1
+from fedrecsk._utils.parameters import checked, limits_of
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.privacy.accounting import Event, epsilon_of, is_one_gaussian, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Self
 
     from numpy.typing import ArrayLike
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # In the order of how much they reveal.
 SERVER_SEES = ("encrypted sums", "noisy sums", "exact sums", "single uploads")
 CENTRAL = ("central noise", "distributed noise")
-_AT_LEAST_1 = Interval(Integral, 1, None, closed="left")
 # Mechanisms without an epsilon for each number.
 WHOLE_UPLOADS = (*CENTRAL, "gaussian", "sphere")
 
@@ -91,15 +90,9 @@ class PrivacyReport:
             unbounded = float("inf") if coordinates else 0.0
             trust = "everyone who sees uploads or models"
             return cls("none", unbounded, uploads, coordinates, unbounded, server_sees, trust=trust)
-        return cls(
-            mechanism.name,
-            mechanism.epsilon_per_coordinate,
-            uploads,
-            coordinates,
-            mechanism.total_epsilon(uploads, coordinates),
-            server_sees,
-            delta=mechanism.delta,
-        )
+        name, each, delta = mechanism.name, mechanism.epsilon_per_coordinate, mechanism.delta
+        epsilon = mechanism.total_epsilon(uploads, coordinates)
+        return cls(name, each, uploads, coordinates, epsilon, server_sees, delta)
 
     @classmethod
     def joined(cls, reports: Sequence[PrivacyReport], delta: float | None = None) -> PrivacyReport:
@@ -135,7 +128,7 @@ class PrivacyReport:
             events=events,
         )
 
-    def for_group(self, n_clients: int) -> tuple[float, float]:
+    def for_group(self, n_clients: AtLeast1) -> tuple[float, float]:
         """Return the epsilon and delta for the data of several clients together.
 
         This is the guarantee for one person with rows on `n_clients` clients.
@@ -174,7 +167,7 @@ class PrivacyReport:
         >>> round(epsilon, 1), delta
         (3.3, 1e-06)
         """
-        checked("for_group", {"n_clients": [_AT_LEAST_1]}, n_clients=n_clients)
+        checked("for_group", limits_of(PrivacyReport.for_group), n_clients=n_clients)
         epsilon, delta = n_clients * self.epsilon, n_clients * self.delta
         if self.events and self.is_central and is_one_gaussian(self.events):
             epsilon, delta = epsilon_of(scaled(self.events, 1 / n_clients), self.delta), self.delta
@@ -273,12 +266,13 @@ class PrivacyBudget:
     PrivacyBudget(epsilon=5, delta=0.001): epsilon 2.352 spent by 2 fits
     """
 
-    def __init__(self, epsilon: float, delta: float = 1e-5) -> None:
-        constraints = {
-            "epsilon": [Interval(Real, 0, None, closed="right")],
-            "delta": [Interval(Real, 0, 1, closed="left")],
-        }
-        given = checked("PrivacyBudget", constraints, epsilon=epsilon, delta=delta)
+    def __init__(
+        self,
+        epsilon: Annotated[float, Interval(Real, 0, None, closed="right")],
+        delta: From0Below1 = 1e-5,
+    ) -> None:
+        limits = limits_of(PrivacyBudget.__init__)
+        given = checked("PrivacyBudget", limits, epsilon=epsilon, delta=delta)
         self.epsilon: float = given[0]
         self.delta: float = given[1]
         self._reports: list[PrivacyReport] = []
@@ -314,15 +308,13 @@ class PrivacyBudget:
         self._reports += _reports(fitted)
         return self
 
-    def check(self, estimator: Any, n_clients: int, n_fits: int = 1) -> Self:
+    def check(self, estimator: Any, n_clients: AtLeast1, n_fits: AtLeast1 = 1) -> Self:
         """Raise a ValueError if fits of an estimator with `central_dp` would exceed the budget.
 
         It charges nothing.
         """
-        constraints = {"n_clients": [_AT_LEAST_1], "n_fits": [_AT_LEAST_1]}
-        n_clients, n_fits = checked(
-            "PrivacyBudget.check", constraints, n_clients=n_clients, n_fits=n_fits
-        )
+        given, limits = {"n_clients": n_clients, "n_fits": n_fits}, limits_of(PrivacyBudget.check)
+        n_clients, n_fits = checked("PrivacyBudget.check", limits, **given)
         if not hasattr(estimator, "planned_privacy"):
             raise TypeError(
                 f"{type(estimator).__name__} plans no privacy; pass a federated estimator with "

@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -17,8 +17,6 @@ from fedrecsk.privacy._secagg_protocol import FEWEST_CLIENTS, MaskingPlan
 from fedrecsk.privacy._secure_aggregation import SecureAggregation
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from numpy.typing import NDArray
 
     from fedrecsk.updates import FieldSpec

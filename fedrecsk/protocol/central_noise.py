@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.privacy import SecAggPlus, central_dp
 from fedrecsk.privacy._grid import sensitivity
-from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for
+from fedrecsk.privacy.accounting import Event, epsilon_of, noise_for, scaled
 from fedrecsk.privacy.report import PrivacyReport
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Message, Total, Upload
 from fedrecsk.protocol.protection import TERMS
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from numpy.typing import NDArray
 
     from fedrecsk.privacy import CentralDP, LocalMechanism
@@ -58,6 +57,7 @@ class Exchange(NamedTuple):
     n_shares: int
 
 
+@dataclass(eq=False)
 class CentralNoise:
     """The sums that a server releases under central differential privacy.
 
@@ -65,16 +65,13 @@ class CentralNoise:
     afresh from the operating system.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        sampling: Sampling,
-        uploads: PlannedUploads,
-        secret: Key | None,
-    ) -> None:
-        self.federation = federation
-        self.secret = secret
-        self.uploads = uploads
+    federation: Federation
+    sampling: Sampling
+    uploads: PlannedUploads
+    secret: Key | None
+
+    def __post_init__(self) -> None:
+        federation, sampling, uploads = self.federation, self.sampling, self.uploads
         n_clients = uploads.n_clients
         mechanism = federation.central_dp
         assert mechanism is not None
@@ -183,19 +180,18 @@ class CentralNoise:
 
     def variance_of_share(self, key: Key) -> float:
         """Variance of each client's share of the noise, in squared steps of the grid."""
-        one = self.exchange(key)
-        return central_dp.share_variance(
-            one.noise_multiplier, max(self.uploads.sizes.values()), one.n_shares
-        )
+        return self._variance_in(self.exchange(key))
+
+    def _variance_in(self, exchange):
+        size = max(self.uploads.sizes.values())
+        return central_dp.share_variance(exchange.noise_multiplier, size, exchange.n_shares)
 
     def largest_sum(self, n_clients: int) -> float | None:
         """Return the largest sum over `n_clients`, in steps; None if they do not add the noise."""
         if not self.by_clients:
             return None
-        size, exchanges = max(self.uploads.sizes.values()), (self._setup, self._round)
-        variance = max(
-            central_dp.share_variance(one.noise_multiplier, size, one.n_shares) for one in exchanges
-        )
+        size = max(self.uploads.sizes.values())
+        variance = max(map(self._variance_in, (self._setup, self._round)))
         # Which clients are in a sum does not say how many users are.
         n_most = self.uploads.n_users if self.uploads.by_user else n_clients
         clipped = n_most * sensitivity(size)
@@ -281,12 +277,8 @@ class CentralNoise:
 
     def planned(self, server_sees: str) -> PrivacyReport:
         """Report what the planned rounds will guarantee."""
-        noise = self._setup.noise_multiplier, self._round.noise_multiplier
         events, _ = planned_events(self.mechanism, self.uploads)
-        events = [
-            one._replace(noise_multiplier=z)
-            for one, z in zip(events, noise[-len(events) :], strict=True)
-        ]
+        events = scaled(events, self._round.noise_multiplier)
         sizes, n_setups = self.uploads.sizes, self.uploads.n_setups
         n_rounds = math.ceil(self.uploads.uses)
         n_coordinates = n_setups * sizes["setup"] + n_rounds * (sizes["round"] + self.adapts)
@@ -466,8 +458,7 @@ def noise_multipliers(mechanism: CentralDP, uploads: PlannedUploads) -> tuple[fl
     if noise is None:
         noise = noise_for(events, limit, delta)
     elif limit is not None:
-        scaled = [one._replace(noise_multiplier=noise * one.noise_multiplier) for one in events]
-        spent = epsilon_of(scaled, delta)
+        spent = epsilon_of(scaled(events, noise), delta)
         if not spent <= limit:
             # Rounded up.
             enough = (1 + 5e-4) * noise_for(events, limit, delta)
@@ -489,12 +480,12 @@ def planned_events(
     factor, share = 1.0, mechanism.setup_share
     share = uploads.setup_share if share is None else share
     if uploads.n_setups and share is not None:
-        factor = np.sqrt(uploads.n_setups * (1 - share) / (share * uploads.uses))
+        factor = float(np.sqrt(uploads.n_setups * (1 - share) / (share * uploads.uses)))
     count = uploads.n_rounds if uploads.probability < 1 else int(uploads.uses)
     size = max(uploads.sizes.values()) if by_clients else 1
     events = [Event(kind, factor, uploads.n_setups, size=size)] if uploads.n_setups else []
     events.append(Event(kind, 1.0, count, uploads.probability, size))
-    return tuple(events), float(factor)
+    return tuple(events), factor
 
 
 def sampling_of(uploads: PlannedUploads) -> str:

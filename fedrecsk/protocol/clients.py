@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -17,20 +17,11 @@ from fedrecsk.protocol.evaluation import HeldOut, Scoring
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Message, Registration
 from fedrecsk.protocol.participation import Participation, RoundMasks
-from fedrecsk.protocol.protection import (
-    added_up_by,
-    as_sent,
-    completed,
-    of_users,
-    protected,
-    stages,
-)
+from fedrecsk.protocol.protection import added_up_by, as_sent, completed, protected, stages
 from fedrecsk.updates import ClientUpdates, FieldSpec, SparseRows, Updates
 from fedrecsk.updates import through as apply
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from numpy.typing import NDArray
 
     from fedrecsk.protocol.algorithm import AnyAlgorithm
@@ -56,6 +47,7 @@ class SharedHistory:
     round: int = -1
 
 
+@dataclass(eq=False, repr=False)
 class ClientGroup:
     """One or more clients with their private state.
 
@@ -72,14 +64,14 @@ class ClientGroup:
         The clients' data.
     keys : Keys
         The keys before the first round.
-    shared : SharedHistory or None
-        What is shared with other clients of equal history. None: nothing yet.
+    client_ids : ndarray of shape (n_clients,)
+        Ids of the clients.
+    shared : SharedHistory
+        What is shared with other clients of equal history.
     held_out : Block or None
         Held-out rows of the same clients, for validation.
     forge : callable or None
         Forges the uploads, if an adversary controls these clients (all of them).
-    client_ids : ndarray of shape (n_clients,) or None
-        Ids of the clients. None: their codes.
     is_device : bool
         Whether they are on a machine of their own, which can add nothing up with others.
     user_codes : ndarray of shape (n_users,) or None
@@ -87,35 +79,32 @@ class ClientGroup:
         block.
     """
 
-    def __init__(
-        self,
-        plan: FitPlan,
-        block: Block,
-        keys: Keys,
-        *,
-        shared: SharedHistory | None = None,
-        held_out: Block | None = None,
-        forge: Forge | None = None,
-        client_ids: np.ndarray | None = None,
-        is_device: bool = False,
-        user_codes: NDArray[np.int64] | None = None,
-    ) -> None:
-        self.plan = plan
+    plan: FitPlan
+    block: Block
+    keys: Keys
+    _: KW_ONLY
+    client_ids: np.ndarray
+    shared: SharedHistory = field(default_factory=SharedHistory)
+    held_out: Block | None = None
+    forge: Forge | None = None
+    is_device: bool = False
+    user_codes: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        plan, block = self.plan, self.block
         self.algorithm: AnyAlgorithm = plan.algorithm
         traits = self.algorithm.traits
-        self.block: Block = block
-        self._user_codes = user_codes
         self._inner: Block = self._seen_by_the_method(block)
+        # To which of these clients each client of the method belongs.
+        n_units = np.diff(block.client_indptr) if plan.by_user else 1
+        self._owners = np.repeat(np.arange(block.n_clients), n_units)
         self.federation: Federation = plan.federation
-        self.keys = keys
         self._specs: dict[str, FieldSpec] = self.algorithm.fields(block.n_items)
-        self.shared: SharedHistory = SharedHistory() if shared is None else shared
-        self.held_out = held_out
         self.scoring: Scoring = plan.scoring
-        self.forge = forge
         # Whether nothing is added up here, not even answers in the set-up.
-        self._is_apart: bool = is_device or traits.treats_clients_apart
-        self.uploads: Uploads = plan.uploads(is_apart=self._is_apart, is_forged=forge is not None)
+        self._is_apart: bool = self.is_device or traits.treats_clients_apart
+        is_forged = self.forge is not None
+        self.uploads: Uploads = plan.uploads(is_apart=self._is_apart, is_forged=is_forged)
         # Whether every client draws its own noise.
         self._draws_each: bool = self.uploads == "held" or plan.draws_each
         # Whether clients of equal history share state, and whether they may start from an earlier
@@ -123,7 +112,6 @@ class ClientGroup:
         self._shares_state: bool = traits.shares_history
         stale = self.federation.dropout > 0 and self.federation.dropout_mode == "stale"
         self._goes_back: bool = traits.may_be_silent or stale
-        self.client_ids: np.ndarray = block.clients if client_ids is None else client_ids
         self.state: object = None
         # What they keep of an earlier fit; in a method of sums, a mask of who has sent.
         self.remembered: Remembered | NDArray[np.bool_] | None = None
@@ -156,11 +144,7 @@ class ClientGroup:
 
     def _seen_by_the_method(self, block):
         """Return a block in which, if the method treats users apart, every user is a client."""
-        return block.by_user(self._user_codes) if self.plan.by_user else block
-
-    def _mask_of_units(self, who):
-        """Return the mask of the method's clients, given one of these clients."""
-        return self.block.users_of(who) if self.plan.by_user else who
+        return block.by_user(self.user_codes) if self.plan.by_user else block
 
     # --------------------------------------------------------------- before the rounds
 
@@ -316,38 +300,21 @@ class ClientGroup:
 
     def _completed(self, updates, step, specs, turn, uploads):
         """Check the method's updates, and add to them what the protocol must know."""
-        name, wire_dtype = self.plan.name, self.federation.wire_dtype
         specs = as_sent(specs, self.federation)
-        return completed(
-            self.block, updates, step, specs, turn, uploads, name=name, wire_dtype=wire_dtype
-        )
-
-    @property
-    def _names(self):
-        """Id of each of the method's clients, for errors."""
-        n_users = np.diff(self.block.client_indptr) if self.plan.by_user else 1
-        return np.repeat(self.client_ids, n_users)
+        return completed(self.plan, self.block, updates, step, specs, turn, uploads)
 
     def _by_client(self, updates, message, step, specs, turn):
         """Clip users' updates, and add them up by client."""
-        each = completed(
-            *(self._inner, updates, step, specs, self._turn_of_units(turn), "single"),
-            name=self.plan.name,
-            wire_dtype=self.federation.wire_dtype,
-        )
-        inner, block = self._inner.clients, self.block
-        owners = np.repeat(np.arange(block.n_clients), np.diff(block.client_indptr))
-        owners = owners[np.isin(inner, each.clients)]
-        through = of_users(self.federation, message)
-        return added_up_by(each, through, owners, block.n_clients)
+        inner, turn = self._inner, self._inner_turn(turn)
+        each = completed(self.plan, inner, updates, step, specs, turn, "single")
+        owners = self._owners[np.isin(inner.clients, each.clients)]
+        mechanism = self.federation.central_dp
+        return added_up_by(each, mechanism, message, owners, self.block.n_clients)
 
-    def _turn_of_units(self, turn):
+    def _inner_turn(self, turn):
         """Return the masks of the method's clients, given those of these clients."""
-        if not self.plan.by_user:
-            return turn
-        return RoundMasks(
-            self._mask_of_units(turn.active), self._mask_of_units(turn.delivers), True
-        )
+        active, delivers = turn.active[self._owners], turn.delivers[self._owners]
+        return RoundMasks(active, delivers, turn.separate or self.plan.by_user)
 
     def _turn(self, active):
         """Return what a method must know of the round for these active clients."""
@@ -395,9 +362,9 @@ class ClientGroup:
                 shares = extended(self.algorithm, SharesHistory)
                 self.state = shares.with_shared(self.state, self.shared.common)
             for turn, uploads in self._turns(ready & (self._last == last)):
-                with _naming_clients(self._names, f"in round {round}"):
+                with _naming_clients(self.client_ids[self._owners], f"in round {round}"):
                     self.state, updates, loss = self.algorithm.update(
-                        self._inner, self.state, message, self._turn_of_units(turn), key
+                        self._inner, self.state, message, self._inner_turn(turn), key
                     )
                 total += (0.0, 0.0) if loss is None else loss
                 steps.append((updates, turn, uploads, message))
@@ -435,7 +402,7 @@ class ClientGroup:
         before = self.remembered if isinstance(self.remembered, dict) else {}
         if self.state is None:
             return before
-        block, who, learned = self._inner, self._mask_of_units(self._has_updated), {}
+        block, who, learned = self._inner, self._has_updated[self._owners], {}
         masks = {"clients": who, "users": block.users_of(who)}
         masks["rows"] = np.repeat(who, block.row_counts)
         for by, arrays in self.algorithm.memory(self.state).items():
@@ -487,14 +454,14 @@ class ClientGroup:
             )
         part, specs = self._part_in(participation), self.scoring.fields()
         asked = part.receives
-        who = self._mask_of_units(asked)
+        who = asked[self._owners]
         users = self._personalized(who, message, round)
         found = self._measure(who, users, message, self.held_out.part(asked))
         finite = who.copy()
         finite[who] = np.isfinite(list(found.values())).all(axis=(0, 2))
         # A user whose sums are broken is left out, not all users of the client.
         is_finite = self.block.clients_of(finite) if self.plan.by_user else finite
-        accepted = (self._mask_of_units(part.delivers) & finite)[who]
+        accepted = (part.delivers[self._owners] & finite)[who]
         own = self.scoring.packed({n: sums[accepted] for n, sums in found.items()})
         scheme = self.federation.secure_aggregation
         if isinstance(scheme, SecAggPlus):
@@ -513,19 +480,18 @@ class ClientGroup:
         The message has the announcement and the model.
         """
         block, key, result = self._inner, self.keys.at(round), []
-        updated = self._mask_of_units(self._has_updated)
+        updated, names = self._has_updated[self._owners], self.client_ids[self._owners]
         old, new = who & updated, who & ~updated
         if old.any():
             turn, places = RoundMasks(old, old, False), np.arange(block.n_users)
-            with _naming_clients(self._names, WHEN):
+            with _naming_clients(names, WHEN):
                 state = self.algorithm.personalize(
                     block, self.state, message.of(block.clients), turn, key
                 )
             result.append(Personalized(block, places, block.users_of(old), state))
         if new.any():
             part, places = block.part(new), np.flatnonzero(block.users_of(new))
-            ids = self._names[new]
-            state = newcomers(self.algorithm, part, ids, message.of(part.clients), key)
+            state = newcomers(self.algorithm, part, names[new], message.of(part.clients), key)
             result.append(Personalized(part, places, np.ones(len(places), dtype=bool), state))
         return result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from fedrecsk.updates import FieldSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any, Self
 
     from numpy.typing import NDArray
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Self
 
 from fedrecsk._utils.constraints import From0Below1
 from fedrecsk._utils.parameters import PlainParameters
@@ -14,9 +14,6 @@ from fedrecsk.compression import Compressor
 from fedrecsk.privacy import CentralDP, LocalMechanism, SecureAggregation
 from fedrecsk.protocol.devices import DeviceProfile, profile_of
 from fedrecsk.protocol.schedules import Asynchronous, Schedule
-
-if TYPE_CHECKING:
-    from typing import Self
 
 # What errors suggest to pass for each part.
 _EXAMPLES = {

@@ -6,16 +6,13 @@ A draw does not depend on other draws, so neither threads nor blocks can change 
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from fedrecsk._utils.integers import GOLDEN, mix
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 # The round that keys have in the set-up.

@@ -58,33 +58,28 @@ class SideBySide:
         return Message(**{n: f for n, f in fields if self.is_first(n, str(f.dtype), f.values, who)})
 
 
+@dataclass(eq=False)
 class Downlink:
-    """Sends the server's messages, and counts what each client receives."""
+    """Sends the server's messages, and counts what each client, of `n_held` items, receives."""
 
-    def __init__(
-        self,
-        federation: Federation,
-        ledger: Ledger,
-        n_held: NDArray[np.int64],
-        *,
-        sends_whole: bool = False,
-        beside: SideBySide | None = None,
-    ) -> None:
-        self.federation = federation
-        self.ledger = ledger
+    federation: Federation
+    ledger: Ledger
+    n_held: NDArray[np.int64]
+    # Whether clients always receive the full model, as in a deployment.
+    sends_whole: bool = False
+    beside: SideBySide | None = None
+
+    def __post_init__(self) -> None:
+        encrypts = self.federation.encrypts
         self.channel: EncryptedChannel | None = None
-        if federation.encrypts:
-            self.channel = EncryptedChannel(federation.secure_aggregation)
-        self.beside = beside
-        self._n_held = n_held
+        if encrypts:
+            self.channel = EncryptedChannel(self.federation.secure_aggregation)
         # Bytes of the updates that each client has missed; inf if it needs the full model.
-        self._missed = np.full(len(n_held), 0.0 if federation.encrypts else np.inf)
+        self._missed = np.full(len(self.n_held), 0.0 if encrypts else np.inf)
         # The model as clients know it, if its changes are compressed, and the fields of the last
         # message that are sent as such changes.
         self._known = {}
         self.changes: set[str] = set()
-        # Whether clients always receive the full model, as in a deployment.
-        self.sends_whole = sends_whole
         # Bytes of encrypted sums that clients are still to receive; None before the first model.
         self._pending = None
 
@@ -112,10 +107,10 @@ class Downlink:
         sent = message
         if self.beside is not None and delta is None and compression is None:
             sent = self.beside.new(message, receives)
-        whole, payload = sent.sizes(self._n_held, self.federation.wire_dtype)
+        whole, payload = sent.sizes(self.n_held, self.federation.wire_dtype)
         latest = whole
         if delta is not None:
-            latest, payload = delta.sizes(self._n_held, self.federation.wire_dtype)
+            latest, payload = delta.sizes(self.n_held, self.federation.wire_dtype)
         if self.channel is not None:
             # The server sends only encrypted sums and its own draws.
             first = self._pending is None
@@ -129,18 +124,13 @@ class Downlink:
         needs_whole = np.isinf(self._missed) | self.sends_whole
         missed = np.where(needs_whole, whole, self._missed).astype(np.int64)
         self._missed[receives] = 0
-        self.ledger.down(
-            receives.nonzero()[0],
-            whole[receives],
-            missed[receives],
-            latest[receives],
-            payload[receives],
-        )
+        sizes = (one[receives] for one in (whole, missed, latest, payload))
+        self.ledger.down(receives.nonzero()[0], *sizes)
         return message
 
     def admit(self, n_held: NDArray[np.int64]) -> None:
         """Add clients that join late, given how many items each holds; they need the full model."""
-        self._n_held = np.concatenate([self._n_held, n_held])
+        self.n_held = np.concatenate([self.n_held, n_held])
         self._missed = np.pad(self._missed, (0, len(n_held)), constant_values=np.inf)
 
     def announce(self, message: Message | None, who: NDArray[np.bool_] | None = None) -> None:
@@ -215,7 +205,7 @@ class Downlink:
 
     def nbytes(self, message: Message) -> NDArray[np.int64]:
         """Return the bytes of the message for each client, shape (n_clients,)."""
-        return message.sizes(self._n_held, self.federation.wire_dtype)[0]
+        return message.sizes(self.n_held, self.federation.wire_dtype)[0]
 
 
 def matrix_to_compress(field: Dense) -> np.ndarray | None:

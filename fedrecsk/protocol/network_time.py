@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import Protocol
 
 import numpy as np
 from scipy.special import gammaln
 from sklearn.utils import check_random_state
 
-from fedrecsk._utils.sklearn_compat import Interval, validate_params
+from fedrecsk._utils.constraints import NotNegative, Seed
+from fedrecsk._utils.parameters import check_arguments
 from fedrecsk.protocol.devices import DeviceProfile, profile_of
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.ledger import Ledger
@@ -67,27 +67,17 @@ class TrainingTime:
         )
 
 
-@validate_params(
-    {
-        "client_seconds": [Interval(Real, 0, None, closed="left"), None],
-        "server_seconds": [Interval(Real, 0, None, closed="left")],
-        "down": [str],
-        "up": [str],
-        "rounds_only": ["boolean"],
-        "random_state": ["random_state"],
-    },
-    prefer_skip_nested_validation=True,
-)
+@check_arguments
 def estimate_training_time(
     model: HasLedger | Ledger,
     profile: DeviceProfile | str = "4g",
     *,
-    client_seconds: float | None = None,
-    server_seconds: float = 0.0,
+    client_seconds: NotNegative | None = None,
+    server_seconds: NotNegative = 0.0,
     down: str = "bytes_down",
     up: str = "bytes_up",
     rounds_only: bool = False,
-    random_state: int = 0,
+    random_state: Seed = 0,
 ) -> TrainingTime:
     """Estimate how long a fit would have taken on a network.
 

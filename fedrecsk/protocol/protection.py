@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedrecsk.compression import Compressor
+    from fedrecsk.privacy import CentralDP
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.keys import Key
     from fedrecsk.protocol.messages import Message
     from fedrecsk.protocol.participation import RoundMasks
-    from fedrecsk.protocol.plan import Uploads
+    from fedrecsk.protocol.plan import FitPlan, Uploads
     from fedrecsk.updates._client_updates import Stage
 
     # Takes updates, and a seed for each client.
@@ -58,22 +59,20 @@ def as_sent(specs: dict[str, FieldSpec], federation: Federation) -> dict[str, Fi
 
 
 def completed(
+    plan: FitPlan,
     block: Block,
     updates: Updates,
     step: tuple[str, int],
     specs: Mapping[str, FieldSpec],
     turn: RoundMasks,
     uploads: Uploads,
-    *,
-    name: str,
-    wire_dtype: str,
 ) -> ClientUpdates:
-    """Add to updates of the method `name` what the protocol must know; check their fields.
+    """Add to a method's updates what the protocol must know; check their fields.
 
     Unless `uploads` is "sum", return the updates of the clients that send something, and not the
     sums over the block. If the method has added them up, there must be one client.
     """
-    single = uploads != "sum"
+    single, name = uploads != "sum", plan.name
     if updates.fields.keys() != specs.keys():
         raise ValueError(
             f"{name} uploads the fields {sorted(updates.fields)}, but its fields (in the set-up "
@@ -117,7 +116,7 @@ def completed(
         arrives=arrives,
         accepted=accepted,
         specs=specs,
-        sizes=measured(updates.fields, specs, block.row_counts, wire_dtype),
+        sizes=measured(updates.fields, specs, block.row_counts, plan.federation.wire_dtype),
         lacks_noise=not single,
     )
     return done.take(sends) if single else done
@@ -199,26 +198,23 @@ def stages(
     return result
 
 
-def of_users(federation: Federation, message: Message) -> list[Stage]:
-    """List what becomes of each user's updates before a client adds them up."""
-    central = federation.central_dp
-    assert central is not None
-    terms = {"clip": float(message[TERMS].values[0]), "field_weights": central.field_weights or {}}
-    result = [partial(_clip, **terms, clips=True, says_short=False, adds=False, is_late=False)]
-    if central.noise == "clients":
-        result.append(partial(round_updates, **terms, variance=0.0, key=None))
-    return result
-
-
 def added_up_by(
-    updates: ClientUpdates, through_stages: Sequence[Stage], owners: NDArray[np.int64], n: int
+    updates: ClientUpdates,
+    mechanism: CentralDP,
+    message: Message,
+    owners: NDArray[np.int64],
+    n: int,
 ) -> Updates:
-    """Pass users' updates through stages, and add them up by their owners, which are 0 to n - 1."""
+    """Clip users' updates by the terms of a message; add them up by their owners, 0 to n - 1."""
+    clip, weights = float(message[TERMS].values[0]), mechanism.field_weights or {}
     specs, totals, is_finite = updates.specs, [], np.zeros(n, dtype=bool)
     for owner in range(n):
         sums = {}
         for tile in updates.take(owners == owner).tiles():
-            done = through(tile, through_stages).added_up()
+            tile = clip_updates(tile, clip, weights)[0].without_broken()
+            if mechanism.noise == "clients":
+                tile = round_updates(tile, clip, weights, variance=0.0, key=None)
+            done = tile.added_up()
             is_finite[owner] |= done.accepted.any()
             add_sums(sums, done.fields)
         totals.append({name: _rows_of(sums.get(name), spec) for name, spec in specs.items()})

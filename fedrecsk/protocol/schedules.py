@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrecsk._utils.constraints import Above0To1, AtLeast1, Positive
 from fedrecsk._utils.parameters import PlainParameters
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 __all__ = ["Asynchronous", "Synchronous"]
 

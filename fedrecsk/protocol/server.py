@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,13 +15,7 @@ from fedrecsk.protocol.clock import Clock, Timetable
 from fedrecsk.protocol.early_stopping import EarlyStopping
 from fedrecsk.protocol.keys import SETUP, Key
 from fedrecsk.protocol.ledger import Ledger
-from fedrecsk.protocol.links import (
-    Downlink,
-    SideBySide,
-    StepTotal,
-    Uplink,
-    matrix_to_compress,
-)
+from fedrecsk.protocol.links import Downlink, SideBySide, StepTotal, Uplink, matrix_to_compress
 from fedrecsk.protocol.messages import Catalogue, ClientCodes, MalformedMessage, Message, Rows
 from fedrecsk.protocol.participation import Participation, Sampling
 from fedrecsk.protocol.protection import is_compressed, measured
@@ -39,6 +34,7 @@ if TYPE_CHECKING:
     from fedrecsk.protocol.plan import FitPlan
 
 
+@dataclass(eq=False, repr=False)
 class Server:
     """The server of one fit. Pickle it to make a checkpoint.
 
@@ -60,23 +56,19 @@ class Server:
         each comes afresh from the operating system, so that no checkpoint holds it.
     """
 
-    def __init__(
-        self,
-        plan: FitPlan,
-        key: Key,
-        item_ids: np.ndarray,
-        rating_range: tuple[float, float] | None = None,
-        secret: Key | None = None,
-    ) -> None:
-        self.plan = plan
+    plan: FitPlan
+    key: Key
+    item_ids: np.ndarray
+    rating_range: tuple[float, float] | None = None
+    secret: Key | None = None
+
+    def __post_init__(self) -> None:
+        plan = self.plan
         self.algorithm: AnyAlgorithm = plan.algorithm
         self.federation: Federation = plan.federation
-        self.key = key
-        self.secret = secret
-        self.item_ids = item_ids
-        self.rating_range: tuple[float, float] | None = rating_range or plan.rating_scale
+        self.rating_range = self.rating_range or plan.rating_scale
         self.sampling: Sampling = plan.sampling
-        self._round_specs = self.algorithm.fields(len(item_ids))
+        self._round_specs = self.algorithm.fields(len(self.item_ids))
         # What the method keeps; None before the set-up has ended.
         self.state: object = None
         self.history: list[dict[str, float]] = []
@@ -151,13 +143,8 @@ class Server:
             self.releases.check_range(int(self._user_counts.max()))
         self.ledger: Ledger = Ledger(self.client_ids)
         self.ledger.clock = self.clock
-        self.downlink: Downlink = Downlink(
-            self.federation,
-            self.ledger,
-            self.n_held,
-            sends_whole=self.sends_whole,
-            beside=self.beside,
-        )
+        given = self.federation, self.ledger, self.n_held, self.sends_whole, self.beside
+        self.downlink: Downlink = Downlink(*given)
         cohort = self.sampling.smallest_cohort(self.n_clients)
         self.uplink: Uplink = Uplink(self.downlink, cohort, self.releases)
         self.ledger.open("catalogue")

@@ -32,7 +32,7 @@ from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import Downlink, StepTotal, Uplink
 from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import Sampling
-from fedrecsk.protocol.protection import added_up_by, measured, of_users, protected, stages
+from fedrecsk.protocol.protection import added_up_by, measured, protected, stages
 from fedrecsk.protocol.secure_accounts import aligned_size
 from fedrecsk.selection._report import EvaluationReport
 from fedrecsk.updates import ClientUpdates, SparseRows
@@ -203,19 +203,12 @@ def _federation(model, epsilon):
             f"The federation of {name} has no central_dp, so nothing would keep epsilon="
             f"{epsilon:g}; leave it out."
         )
-    return Federation(
-        dropout=federation.dropout,
-        dropout_mode=federation.dropout_mode,
-        wire_dtype=federation.wire_dtype,
-        secure_aggregation=federation.secure_aggregation,
-        central_dp=mechanism
-        and CentralDP(
-            epsilon=epsilon,
-            delta=mechanism.delta,
-            noise=mechanism.noise,
-            unit=mechanism.unit,
-        ),
-    )
+    parts = "dropout", "dropout_mode", "wire_dtype", "secure_aggregation"
+    kept: dict[str, Any] = {part: getattr(federation, part) for part in parts}
+    if mechanism is not None:
+        same = {part: getattr(mechanism, part) for part in ("delta", "noise", "unit")}
+        kept["central_dp"] = CentralDP(epsilon=epsilon, **same)
+    return Federation(**kept)
 
 
 def scoring_of(
@@ -255,23 +248,14 @@ def rows_of(model: Any, X: Any, y: Any, clients: Any) -> Rows:
     check_order(users, items, (places, codes), (model._users, model._items))
     warn_if_unknown(known, users, places, items, codes)
     warn_if_seen(model, places[data.users], codes[data.items])
+    rows = data.users, codes[data.items], data.values, data.weights
+    ranks = np.arange(len(data.items)) - data.indptr[data.users]
+    held_out = HeldOut(*rows, data.n_users, model.n_items_, ranks, users)
+    owners = np.repeat(np.arange(data.n_clients), np.diff(data.client_indptr))
+    # New users have the codes after those of the others.
     new = places < 0
-    return Rows(
-        HeldOut(
-            data.users,
-            codes[data.items],
-            data.values,
-            data.weights,
-            data.n_users,
-            model.n_items_,
-            np.arange(len(data.items)) - data.indptr[data.users],
-            users,
-        ),
-        data.client_ids,
-        np.repeat(np.arange(data.n_clients), np.diff(data.client_indptr)),
-        places,
-        np.where(new, model.n_users_ + np.cumsum(new) - 1, places),
-    )
+    user_codes = np.where(new, model.n_users_ + np.cumsum(new) - 1, places)
+    return Rows(held_out, data.client_ids, owners, places, user_codes)
 
 
 def _rows_held_out(model):
@@ -298,7 +282,7 @@ def _rows_held_out(model):
     seen_users, (seen,) = _by_user([one.block for one in run.clients], "items")
     counts = np.bincount(seen_users, minlength=model.n_users_)
     model._seen = np.concatenate([[0], np.cumsum(counts)]), seen
-    return Rows(held_out, run.client_ids, clients, everyone, everyone), model
+    return Rows(held_out, run.data.client_ids, clients, everyone, everyone), model
 
 
 def _by_user(blocks, *names):
@@ -389,7 +373,7 @@ def _updates(specs, fields, owners, part, plan, key, terms):
     if plan.by_user:
         given = np.arange(len(owners)), 0, federation.wire_dtype
         of_each = single_updates(specs, fields, *given)
-        summed = added_up_by(of_each, of_users(federation, terms), owners, n_clients)
+        summed = added_up_by(of_each, federation.central_dp, terms, owners, n_clients)
         fields = {name: rows.whole() for name, rows in summed.fields.items()}
     updates = single_updates(specs, fields, np.arange(n_clients), 0, federation.wire_dtype)
     updates.accepted = updates.arrives = part.active & part.delivers

@@ -529,7 +529,8 @@ class _Simulated(Candidate):
         n_left = self.n_rounds - run.server.round
 
         def fit(data, report):
-            attributes = continuing.update(model, run, data, report, n_left, run.client_ids)
+            changed = run.data.client_ids
+            attributes = continuing.update(model, run, data, report, n_left, changed)
             model._run = model._run if model.warm_start else None
             return attributes
 

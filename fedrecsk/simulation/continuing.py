@@ -74,7 +74,7 @@ def next_key(key: Key) -> Key:
 def _take_back(run, clients):
     """Let these clients (ids) take back uploads; return the ledger before, or None."""
     server = run.server
-    server.only = chosen = np.isin(run.client_ids, clients)
+    server.only = chosen = np.isin(run.data.client_ids, clients)
     for one in run.clients:
         one.take_back(server.round)
     if not chosen.any():
@@ -90,7 +90,7 @@ def _go_on(run, before, changed):
     places = run.data.item_ids.codes(before.server.item_ids)
     server.state = algorithm.resume(server.state, before.server.state, places)
     if algorithm.traits.sends_once:
-        server.only = np.isin(run.client_ids, changed)
+        server.only = np.isin(run.data.client_ids, changed)
         _remember_senders(run, before, server.only)
     else:
         _remember(run, before)
@@ -99,7 +99,7 @@ def _go_on(run, before, changed):
 def _remember_senders(run, before, changed):
     """Tell clients, except those of a mask, whether the sum has an upload of theirs."""
     sent = [one.client_ids[one.has_sent()] for one in before.clients]
-    counted = np.isin(run.client_ids, np.concatenate(sent)) & ~changed
+    counted = np.isin(run.data.client_ids, np.concatenate(sent)) & ~changed
     for one in run.clients:
         one.remembered = counted[one.block.clients]
 
@@ -130,7 +130,7 @@ def _codes(run, other, clients, name):
     if clients.plan.by_user:
         block = block.by_user()
     else:
-        codes = pd.Index(run.client_ids).get_indexer(clients.client_ids)
+        codes = pd.Index(run.data.client_ids).get_indexer(clients.client_ids)
     if name == "clients":
         return codes
     codes = np.repeat(codes, block.row_counts)

@@ -526,11 +526,9 @@ class ClusterRun(Run):
         run = cls(
             server=server,
             clients=[],
-            client_ids=data.client_ids,
             attack=None,
             fingerprint=None,
             parameters=parameters,
-            block_of_client=np.empty(data.n_clients, dtype=np.int64),
             data=data,
             method=method,
             cluster=cluster,
@@ -592,7 +590,6 @@ class ClusterRun(Run):
         registrations = self.cluster.place(placing)
         for number, one in registrations.items():
             clients = np.searchsorted(data.client_ids, one.client_ids)
-            self.block_of_client[clients] = len(self.clients)
             self.clients.append(Elsewhere(number, SimpleNamespace(clients=clients)))
         return registrations
 

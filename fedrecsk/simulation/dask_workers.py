@@ -327,12 +327,7 @@ class Holder:
         return OwnParticipation(Participation(*masks), self.codes)
 
     def end(
-        self,
-        estimator: FederatedMethod,
-        ours: Attributes,
-        message: Message,
-        round: int,
-        token: str,
+        self, estimator: FederatedMethod, ours: Attributes, message: Message, round: int, token: str
     ) -> Texts:
         """Leave a model of each partition's users for Dask to take; return what was said."""
         with warnings.catch_warnings(record=True) as said, Threads(self.n_jobs) as parallel:

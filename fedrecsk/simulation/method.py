@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -28,8 +28,6 @@ from fedrecsk.protocol.participation import Sampling
 from fedrecsk.protocol.plan import FitPlan
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from fedrecsk.privacy import PrivacyReport
     from fedrecsk.protocol.algorithm import AnyAlgorithm
     from fedrecsk.protocol.ledger import Ledger

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
@@ -29,23 +29,11 @@ from fedrecsk.protocol.loop import Loop
 from fedrecsk.protocol.messages import deliver
 from fedrecsk.protocol.schedules import Asynchronous
 from fedrecsk.protocol.server import Server
-from fedrecsk.simulation.both_sides import (
-    check_aggregator,
-    clients_of,
-    clock_of,
-    fresh,
-    groups_of,
-    histories_of,
-    keys_of,
-    parameters_of_a_run,
-    server_of,
-    user_codes_of,
-)
+from fedrecsk.simulation import both_sides
 from fedrecsk.updates import weighted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any, Self
 
     from numpy.typing import NDArray
 
@@ -112,15 +100,12 @@ class Run(Loop[StepTotal, "Seen"]):
 
     server: Server
     clients: list[ClientGroup]
-    client_ids: np.ndarray
     # An ActiveAttack, or None.
     attack: ActiveAttack | None
     # Of the data; only where the fit can be continued.
     fingerprint: bytes | None
     # Those that must not change between the rounds of one run.
     parameters: dict[str, object]
-    # Position in `clients` of the object that simulates each client.
-    block_of_client: np.ndarray
     # All rows.
     data: Population
     # The estimator's copy for this fit.
@@ -132,14 +117,9 @@ class Run(Loop[StepTotal, "Seen"]):
     kept: dict[int, list[tuple[int, ClientUpdates]]] = field(default_factory=dict, init=False)
 
     @classmethod
-    def new(
-        cls,
-        estimator: FederatedMethod,
-        data: Interactions,
-        **changed: Any,
-    ) -> Self:
+    def new(cls, estimator: FederatedMethod, data: Interactions, **changed: Any) -> Self:
         """Before the set-up; `changed` are fields of the plan other than the estimator's."""
-        key, method = fresh(estimator)
+        key, method = both_sides.fresh(estimator)
         plan = replace(method._plan(), **changed)
         federation = plan.federation
         attack, training, held_out = None, data, None
@@ -147,36 +127,33 @@ class Run(Loop[StepTotal, "Seen"]):
             federation.adversary._check_method(method)
             attack = federation.adversary.enter(data, estimator._sees_ratings, key)
             training = attack.data
-        codes = user_codes_of(plan, data)
+        codes = both_sides.user_codes_of(plan, data)
         if plan.holds_out is not None:
             training, held_out = hold_out(training, plan.holds_out, key, codes)
-        check_aggregator(plan, training)
+        both_sides.check_aggregator(plan, training)
         if federation.aggregator is not None and attack is not None:
             federation.aggregator._check_adversary(data.client_ids[attack.controlled])
-        histories = histories_of(plan, data.n_clients, key)
+        histories = both_sides.histories_of(plan, data.n_clients, key)
         forger = attack if attack is not None and attack.adversary.forges else None
-        groups = groups_of(plan, histories, forger)
+        groups = both_sides.groups_of(plan, histories, forger)
         blocks = _blocks.cut(training, groups, share=plan.sampling.fraction)
         method._check_setting(plan, training, blocks)
-        server = server_of(estimator, plan, data, key)
-        server.clock = clock_of(federation, data, key)
+        server = both_sides.server_of(estimator, plan, data, key)
+        server.clock = both_sides.clock_of(federation, data, key)
         others = {"shared": {}, "held_out": held_out, "forger": forger, "user_codes": codes}
-        keys = keys_of(server)
-        clients = clients_of(plan, blocks, keys, data.client_ids, histories, **others)
-        block_of_client = np.empty(data.n_clients, dtype=np.int64)
-        for b, block in enumerate(blocks):
-            block_of_client[block.clients] = b
-        return cls(
-            server,
-            clients,
-            data.client_ids,
-            attack,
-            data.fingerprint() if estimator.warm_start else None,
-            parameters_of_a_run(estimator),
-            block_of_client,
-            data,
-            method,
-        )
+        keys = both_sides.keys_of(server)
+        clients = both_sides.clients_of(plan, blocks, keys, data.client_ids, histories, **others)
+        fingerprint = data.fingerprint() if estimator.warm_start else None
+        parameters = both_sides.parameters_of_a_run(estimator)
+        return cls(server, clients, attack, fingerprint, parameters, data, method)
+
+    @cached_property
+    def _block_of_client(self):
+        """Position in `clients` of the object that simulates each client."""
+        positions = np.empty(self.data.n_clients, dtype=np.int64)
+        for position, one in enumerate(self.clients):
+            positions[one.block.clients] = position
+        return positions
 
     # ------------------------------------------------------------ the protocol's steps
 
@@ -285,19 +262,14 @@ class Run(Loop[StepTotal, "Seen"]):
 
     def _involved(self, who):
         """Return the Clients that have some of the clients of a mask."""
-        return [self.clients[b] for b in np.unique(self.block_of_client[who])]
+        return [self.clients[b] for b in np.unique(self._block_of_client[who])]
 
     def _exchange(self, clients, step):
         """Let devices send something to the others of their groups, without the server."""
         server = self.server
         messages = list(self.each(clients, ClientGroup.exchange, server.round, step))
-        means = deliver(
-            messages,
-            [one.block.clients for one in clients],
-            server.n_clients,
-            server.ledger,
-            server.federation.wire_dtype,
-        )
+        codes, dtype = [one.block.clients for one in clients], server.federation.wire_dtype
+        means = deliver(messages, codes, server.n_clients, server.ledger, dtype)
         for one, received in zip(clients, means, strict=True):
             if received is not None:
                 one.end_exchange(step, received)
@@ -339,7 +311,7 @@ class Run(Loop[StepTotal, "Seen"]):
         if server.plan.early_stopping:
             attributes["best_round_"] = server.stopping.best_round
         if self.attack is not None:
-            attributes["compromised_clients_"] = self.client_ids[self.attack.controlled]
+            attributes["compromised_clients_"] = self.data.client_ids[self.attack.controlled]
         channel = server.uplink.masks or server.uplink.channel
         if channel is not None:
             attributes["encryption_"] = channel.report()
@@ -439,7 +411,7 @@ def _resumed(estimator, data):
     if run is not None:
         plan = estimator._plan()
         n_rounds = plan.rounds(plan.units(run.server))
-        parameters = parameters_of_a_run(estimator)
+        parameters = both_sides.parameters_of_a_run(estimator)
         check_resumable(run, data, parameters, "n_rounds", n_rounds, run.server.round)
     return run
 

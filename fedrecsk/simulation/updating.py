@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,6 @@ from fedrecsk.simulation.receipt import Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import TypeVar
 
     from numpy.typing import ArrayLike
 
@@ -339,16 +338,9 @@ def _rows(X, y, clients, sample_weight, data, times, limits):
             f"User {users[~known][0]!s} is new, and the last fit was given clients; pass clients=, "
             "the client of each row."
         )
-    return pd.DataFrame(
-        {
-            "user": users,
-            "item": items,
-            "client": clients,
-            "value": 1.0 if y is None else np.asarray(y, dtype=np.float64),
-            "weight": 1.0 if sample_weight is None else sample_weight,
-            "time": times,
-        }
-    )
+    values = 1.0 if y is None else np.asarray(y, dtype=np.float64)
+    weights = 1.0 if sample_weight is None else sample_weight
+    return _table(users, items, clients, values, weights, times)
 
 
 def _alike(ids, known):
@@ -362,16 +354,14 @@ def _alike(ids, known):
 
 def _frame(data):
     """Return the rows of Interactions as a DataFrame."""
-    return pd.DataFrame(
-        {
-            "user": data.user_ids.values[data.users],
-            "item": data.item_ids.values[data.items],
-            "client": data.client_ids[data.clients],
-            "value": data.values,
-            "weight": data.weights,
-            "time": data.times,
-        }
-    )
+    users, items = data.user_ids.values[data.users], data.item_ids.values[data.items]
+    clients = data.client_ids[data.clients]
+    return _table(users, items, clients, data.values, data.weights, data.times)
+
+
+def _table(*columns):
+    names = "user", "item", "client", "value", "weight", "time"
+    return pd.DataFrame(dict(zip(names, columns, strict=True)))
 
 
 def _encoded(frame, item_ids):

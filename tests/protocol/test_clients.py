@@ -116,7 +116,8 @@ def test_a_deployed_clients_answer_before_the_rounds_has_its_noise_too(is_device
     (block,) = cut(encode(*make_toy(n_users=1)))
     key = Key(3)
     method = Counts(3, rating_scale=(1, 5), federation=NOISY)
-    clients = ClientGroup(method._plan(), block, Keys(key, key), is_device=is_device)
+    given = {"client_ids": block.clients, "is_device": is_device}
+    clients = ClientGroup(method._plan(), block, Keys(key, key), **given)
     answer = clients.setup(None)
     if is_device:
         assert not answer.lacks_noise

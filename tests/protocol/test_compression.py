@@ -84,7 +84,7 @@ def sent(federation, specs, upload, n_clients=5, single=True):
         keys = Keys(Key(0), Key(0))
         plan = replace(FedMF()._plan(), federation=federation)
         plan = replace(plan, algorithm=Sender(specs, upload, single))
-        one = ClientGroup(plan, block, keys, forge=forge)
+        one = ClientGroup(plan, block, keys, client_ids=block.clients, forge=forge)
         one.receive(0, Message())
         parts += one.update(0)[0]
     total = StepTotal(uplink, specs, learned=True)

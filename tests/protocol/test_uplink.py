@@ -1,5 +1,7 @@
 """Updates on their way to the server: counted, protected and added up."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -48,8 +50,8 @@ def block_of(clients):
 def summed(clients, turn, is_finite, sums, specs=X):
     """The sums of some clients, as they leave them."""
     own, updates = block_of(clients), Updates(sums, is_finite)
-    how = {"name": "Test", "wire_dtype": "float32"}
-    return completed(own, updates, ("round", 0), specs, turn, "sum", **how)
+    plan = SimpleNamespace(name="Test", federation=Federation())
+    return completed(plan, own, updates, ("round", 0), specs, turn, "sum")
 
 
 def of_everybody(values, specs):
