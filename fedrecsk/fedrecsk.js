@@ -152,7 +152,7 @@ class PortableModel {
   /** Return the n best items, best first: [{ item, score }]. */
   recommend(history, n = 10, { exclude = [], candidates, excludeSeen = true, ...others } = {}) {
     const [unknown] = Object.keys(others);
-    check(!unknown, `There is no option ${unknown}; there are exclude, candidates and excludeSeen.`);
+    check(!unknown, `There is no option ${unknown}.`);
     check(Number.isInteger(n) && n > 0, `n should be a whole number of at least 1, got ${n}.`);
     const rows = this._history(history);
     const scores = this._scores(rows);

@@ -429,5 +429,6 @@ def divide(change, matrix, shift=0.0):
     if not np.any(shift):
         return change @ np.linalg.pinv(matrix, rcond=RESOLUTION)
     sizes, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-    sizes = np.maximum(sizes, RESOLUTION * sizes.max())
-    return (change @ vectors / (sizes + shift)) @ vectors.T
+    # Small shifts must not enlarge what the sum does not resolve.
+    divisors = np.maximum(np.maximum(sizes, 0) + shift, RESOLUTION * sizes.max())
+    return (change @ vectors / divisors) @ vectors.T
