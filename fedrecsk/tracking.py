@@ -6,7 +6,9 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from sklearn.metrics import check_scoring
+from sklearn.metrics import check_scoring, get_scorer
+
+from fedrecsk.metrics import make_ranking_scorer
 
 __all__ = ["Tracker"]
 
@@ -21,9 +23,10 @@ class Tracker:
         from 0: ``print``, ``mlflow.log_metrics``, ``wandb.log``, or a function of your own. If fits
         run in other processes, it must be picklable.
     scoring : str, callable, list, dict or None, default=None
-        Further scores of the model after each round, as in `cross_validate`. If None, none.
+        Further scores of the model after each round, as in `cross_validate`, or ranking metrics
+        such as "ndcg@10". If None, none.
     validation : tuple (X, y) or None, default=None
-        The rows that `scoring` scores. If None, the rows of the fit.
+        The rows that `scoring` scores; y may be None for rankings. If None, the rows of the fit.
 
     Notes
     -----
@@ -59,13 +62,16 @@ class Tracker:
                 f"sink should be a function such as print or mlflow.log_metrics, got {sink!r}."
             )
         if validation is not None and not (isinstance(validation, tuple) and len(validation) == 2):
-            raise ValueError("validation should be a tuple (X, y).")
+            raise ValueError("validation should be a tuple (X, y); for rankings, (X, None).")
         if validation is not None and scoring is None:
             raise ValueError(
                 "validation needs scoring=, for example 'neg_root_mean_squared_error'."
             )
         self._sink = sink
-        self._scoring = [scoring] if isinstance(scoring, str) else scoring
+        names = [scoring] if isinstance(scoring, str) else scoring
+        if isinstance(names, list | tuple):
+            scoring = {name: _scorer(name) for name in names}
+        self._scoring = scoring
         self._validation = validation
 
     def setup(self, estimator: Any, context: Any) -> None:
@@ -107,3 +113,9 @@ class Tracker:
             metrics |= scores if isinstance(scores, dict) else {"score": scores}
         numbers = {name: one for name, one in metrics.items() if isinstance(one, Real)}
         self._sink({n: float(one) for n, one in numbers.items() if one == one}, context.task_id)
+
+
+def _scorer(name):
+    """Return the scorer of a name of scikit-learn, or of a ranking metric with a cutoff."""
+    metric, _, k = name.partition("@")
+    return make_ranking_scorer(metric, int(k)) if k.isdecimal() else get_scorer(name)

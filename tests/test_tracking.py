@@ -5,6 +5,7 @@ import pytest
 from sklearn.model_selection import GridSearchCV
 
 from fedrecsk import BiasedMF, FedEASE, LocALS, RFRec
+from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.tracking import Tracker
 from tests.listed import needs_callbacks
 
@@ -83,9 +84,21 @@ def test_mlflow_stores_all_rounds(toy, tmp_path, monkeypatch):
     )
 
 
+def test_rankings_are_tracked_by_their_names(toy):
+    rows = []
+    tracker = Tracker(lambda metrics, step: rows.append(metrics), scoring=["ndcg@3", "hit_rate@3"])
+    model = LocALS(2, n_rounds=2, random_state=0).set_callbacks(tracker).fit(toy[0])
+    expected = evaluate_ranking(model, toy[0], metrics=["ndcg", "hit_rate"], k=3)
+    assert {name: rows[-1][name] for name in expected} == pytest.approx(expected)
+    held_out = Tracker(print, scoring="ndcg@3", validation=(toy[0], None))
+    LocALS(2, n_rounds=2, random_state=0).set_callbacks(held_out).fit(toy[0])
+
+
 def test_wrong_arguments_are_named():
     with pytest.raises(TypeError, match="sink should be a function"):
         Tracker("mlflow")
+    with pytest.raises(ValueError, match="'ndgc' is not a valid scoring value"):
+        Tracker(print, scoring="ndgc")
     with pytest.raises(ValueError, match=r"a tuple \(X, y\)"):
         Tracker(print, scoring="r2", validation=[1, 2, 3])
     with pytest.raises(ValueError, match="validation needs scoring"):
