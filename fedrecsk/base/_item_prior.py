@@ -139,13 +139,13 @@ class ItemContent:
         new = self._content.predicted(known.reshape(len(known), -1), rows)
         return new.reshape(-1, *old.shape[1:]).astype(old.dtype)
 
-    def _item_prior(self: Any, n_ratings):
-        """Return the prior of items' vectors, by their numbers of ratings, or None."""
-        return ItemFeatures(self.item_features, self.items).prior(n_ratings)
+    @property
+    def _item_content(self: Any):
+        return ItemFeatures(self.item_features, self.items)
 
     def _with_content(self, attributes, n_ratings, shrunk=True):
         """Return a centralised model's attributes with what features say of its items."""
-        prior = self._item_prior(n_ratings)
+        prior = self._item_content.prior(n_ratings)
         if prior is None:
             return attributes
         complete = prior.completed if shrunk else prior.filled

@@ -280,13 +280,10 @@ class UserFeatures(Mixin):
         report.static |= {"_added": None}
         return super()._fit(data, report)
 
-    def _user_regression(self):
-        """Return the regression of users' vectors on their features."""
-        return UserRegression(self._n_features, self.HALF_OF_USERS)
-
     @property
-    def _n_features(self):
-        return 0 if self.user_features is None else len(columns_of(self.user_features))
+    def _regression(self):
+        n_features = 0 if self.user_features is None else len(columns_of(self.user_features))
+        return UserRegression(n_features, self.HALF_OF_USERS)
 
     def _check_before_fit(self):
         if self.user_features is not None:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.base._fading import FadingHistory
-from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.federated._features import FederatedContent
-from fedrecsk.federated._wmf import ImplicitParameters, UserProblem
+from fedrecsk.federated._wmf import ImplicitParameters
 from fedrecsk.federated.base import FederatedRecommender
 
 
@@ -20,11 +19,6 @@ class ImplicitMF(
 
     _predicted_fields = ("item_factors",)
     _user_width = "n_factors"
-
-    def _implicit(self, kind, **parts):
-        """Return an algorithm of a class, with the users' objective and the items' features."""
-        content = ItemFeatures(self.item_features, self.items)
-        return self._build(kind, problem=self._build(UserProblem), content=content, **parts)
 
     def _check_setting(self, plan, data, blocks):
         check_likes(data)

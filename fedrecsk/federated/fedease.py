@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -92,7 +91,7 @@ class FedEASEAlgorithm(OwnWeightsAlgorithm):
     """The server inverts the sum."""
 
     reg: float
-    content: ItemFeatures
+    item_content: ItemFeatures
 
     def downloads(self, n_items):
         weights, inverse = Form((n_items, n_items)), Form((n_pairs(n_items),))
@@ -112,7 +111,7 @@ class FedEASEAlgorithm(OwnWeightsAlgorithm):
         )
 
     def item_prior(self, server):
-        return self.content.prior(server.counts)
+        return self.item_content.prior(server.counts)
 
     def decode(self, message, key):
         if "inverse" not in message:
@@ -122,18 +121,9 @@ class FedEASEAlgorithm(OwnWeightsAlgorithm):
         return Message(**message, item_weights=Derived(weights.astype(self.dtype)))
 
 
-@dataclass(eq=False, repr=False)
-class OwnWeights(OwnWeightsParameters, FederatedGram):
-    """Base class of the estimators whose algorithm is an `OwnWeightsAlgorithm`."""
-
-    @abstractmethod
-    def _algorithm(self) -> OwnWeightsAlgorithm:
-        """Return the method's algorithm, with these hyperparameters."""
-
-
 @documented
 @dataclass(eq=False, repr=False)
-class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
+class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeightsParameters, FederatedGram):
     """Embarrassingly shallow autoencoder from one sum in one round.
 
     :class:`EASE` needs only X'X, which is a sum over users. Every client
@@ -263,12 +253,14 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
 
     reg: Positive | Literal["auto"] = "auto"
 
-    def _algorithm(self):
-        content = ItemFeatures(self.item_features, self.items)
-        mechanism, reg = self._setting().central_dp, self.reg
-        if reg == "auto":
-            reg = REG if mechanism is None else PRIVATE_REG * mechanism.clip
-        return self._of_sums(FedEASEAlgorithm, content=content, reg=reg)
+    _kind = FedEASEAlgorithm
+
+    @property
+    def _reg(self):
+        if self.reg != "auto":
+            return self.reg
+        mechanism = self._setting().central_dp
+        return REG if mechanism is None else PRIVATE_REG * mechanism.clip
 
     def _with_items(self, rows):
         attributes = super()._with_items(rows)

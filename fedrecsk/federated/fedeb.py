@@ -118,7 +118,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
     """Clients infer their users; the server steps along gradients and learns the variances."""
 
     dtype: type[np.floating]
-    content: ItemFeatures
+    item_content: ItemFeatures
     regression: UserRegression
 
     @property
@@ -203,7 +203,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
             n_users=np.rint(n_users),
             shares=shares,
             similar=similar,
-            prior=self.content.prior(n_ratings),
+            prior=self.item_content.prior(n_ratings),
             n_steps=0,
             items=Learned.first(items),
             implicit=Learned.first(np.zeros((m, self._n_implicit), self.dtype)),
@@ -717,10 +717,7 @@ class FedEB(
     _absent_fields = ("average_implicit", "n_ratings", "audiences")
     HALF_OF_USERS = 400.0
 
-    def _algorithm(self):
-        content = ItemFeatures(self.item_features, self.items)
-        regression = self._user_regression()
-        return self._build(FedEBAlgorithm, content=content, regression=regression)
+    _kind = FedEBAlgorithm
 
     @property
     def _width(self):

@@ -14,7 +14,6 @@ from fedrecsk._utils.constraints import Above0To1, AtLeast1
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.integers import FRACTION_BITS
 from fedrecsk.base import RankingMixin
-from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.data._checks import hint
 from fedrecsk.data.interactions import id_columns
 from fedrecsk.federated import _lightfr_new_items
@@ -167,17 +166,14 @@ class LightFR(LightFRParameters, FederatedContent, RankingMixin, FederatedRecomm
     n_rounds: AtLeast1 = 50
     client_fraction: Above0To1 = 0.6
 
+    _kind = LightFRAlgorithm
     # False is the paper's ablation.
     _trains_items = True
+    _moves_users = True
     # What `fit` sets.
     user_codes_: ClassVar[np.ndarray]
     item_codes_: ClassVar[np.ndarray]
     n_bits_: ClassVar[int]
-
-    def _algorithm(self, **parts):
-        content = ItemFeatures(self.item_features, self.items)
-        given = {"content": content, "trains_items": self._trains_items, "moves_users": True}
-        return self._build(LightFRAlgorithm, **given | parts)
 
     # ------------------------------------------------------------------------------ checks
 

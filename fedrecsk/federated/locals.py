@@ -91,13 +91,13 @@ class LocALSAlgorithm(LocALSParameters, ClientItemsAlgorithm):
         return super().fields(n_items) | self.regression.fields(self.n_factors)
 
     def update(self, block, clients, message, turn, key):
-        items, gram = self.problem.received(message)
+        items, gram = self.received(message)
         n_steps = CG_STEPS if self.n_factors > self.EXACT_UP_TO else None
-        loss = self.problem.solve(block, clients, turn.active, items, gram, n_steps=n_steps)
+        loss = self.fit_users(block, clients, turn.active, items, gram, n_steps=n_steps)
         for _ in range(self.local_epochs - 1):
             versions, grams = self._own_items(block, clients, message, turn.active)
             own = versions, grams, block.rows, n_steps
-            self.problem.solve(block, clients, turn.active, *own)
+            self.fit_users(block, clients, turn.active, *own)
         out = self._solve_items(block, clients, items, turn)
         updates = self.sent(block, turn, out)
         if self.regression.n_features:
@@ -117,7 +117,7 @@ class LocALSAlgorithm(LocALSParameters, ClientItemsAlgorithm):
 
     def _own_items(self, block, clients, message, active):
         """Return the active clients' versions of their items, and their sums of q q'."""
-        items, _ = self.problem.received(message)
+        items, _ = self.received(message)
         out = self._solve_items(block, clients, items, RoundMasks(active, active, True))
         versions = items[block.row_items]
         for c in np.flatnonzero(active):
@@ -146,8 +146,7 @@ class LocALSAlgorithm(LocALSParameters, ClientItemsAlgorithm):
             return super().personalize(block, clients, message, turn, key)
         # What features predict is better than what is popular.
         known = ~np.isnan(block.features).any(axis=1)
-        received = self.problem.received(message)
-        fitted = self.problem.personalized(block, turn.active, *received, known)
+        fitted = self.personalized(block, turn.active, *self.received(message), known)
         pull = PULL_OF_FEATURES / (n_likes(block) + PULL_OF_FEATURES)
         fitted.users += (pull[:, None] * expected).astype(self.dtype)
         return fitted
@@ -327,8 +326,7 @@ class LocALS(LocALSParameters, UserFeatures, ImplicitMF):
     n_rounds: AtLeast1 = 10
     user_features: DataFrame | None = None
 
-    def _algorithm(self):
-        return self._implicit(LocALSAlgorithm, regression=self._user_regression())
+    _kind = LocALSAlgorithm
 
     def _prior_attributes(self, means):
         return {"user_factors_": means.astype(self._dtype)}

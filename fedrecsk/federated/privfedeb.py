@@ -153,7 +153,7 @@ class PrivFedEBAlgorithm(
     dtype: type[np.floating]
     # Whether there is central differential privacy.
     is_private: bool
-    content: ItemFeatures
+    item_content: ItemFeatures
 
     @property
     def traits(self):
@@ -170,7 +170,7 @@ class PrivFedEBAlgorithm(
 
     def downloads(self, n_items: int) -> dict[str, Form]:
         d, n_explaining = self.n_columns, self._n_explaining
-        n_features = range(DIRECTIONS + 1 if self.content.features is not None else 1)
+        n_features = range(DIRECTIONS + 1 if self.item_content.features is not None else 1)
         most = 1 + n_explaining + n_features[-1]
         forms = {
             "scale": Form((3,)),
@@ -221,7 +221,7 @@ class PrivFedEBAlgorithm(
             n_factors = min(n_factors, release.n_factors(sampling.arriving(sums.n_clients)))
         items = np.zeros((n_items, self.n_columns + 1))
         items[:, 0], bias_variance = release.biases()
-        prior = self.content.prior(release.counts)
+        prior = self.item_content.prior(release.counts)
         if prior is not None:
             items[:, 0], bias_variance = release.biases(prior.means(items[:, :1])[:, 0])
         start = key.at(SETUP).generator("item factors").standard_normal((n_items, n_factors))
@@ -686,21 +686,20 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, RatingMixin, FederatedRec
     _predicted_fields = ("average_items",)
     _absent_fields = ("row_weights", "features", "average_implicit")
 
-    def _algorithm(self):
-        return self._build(
-            PrivFedEBAlgorithm,
-            n_columns=self._n_columns(),
-            fewest=self._fewest(),
-            full_rounds=self._full_rounds(),
-            dropout=self._setting().dropout,
-            is_private=self._setting().central_dp is not None,
-            content=ItemFeatures(self.item_features, self.items),
-        )
+    _kind = PrivFedEBAlgorithm
+
+    @property
+    def _dropout(self):
+        return self._setting().dropout
+
+    @property
+    def _is_private(self):
+        return self._setting().central_dp is not None
 
     # ----------------------------------------------------- how many factors and rounds
 
+    @property
     def _n_columns(self):
-        """Return how many factors clients send."""
         if self.n_factors != "auto":
             return self.n_factors
         # In a few rounds no factors are learned.
@@ -715,8 +714,8 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, RatingMixin, FederatedRec
             return mechanism.epsilon < SMALL
         return (mechanism.noise_multiplier or 0.0) > LOUD
 
+    @property
     def _fewest(self):
-        """Return from how many clients on audiences are learned."""
         if self.audiences != "auto":
             return 0 if self.audiences else np.inf
         mechanism = self._setting().central_dp
@@ -727,9 +726,9 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, RatingMixin, FederatedRec
             return ENOUGH / mechanism.epsilon
         return ENOUGH_FOR_NOISE * mechanism.noise_multiplier or np.inf
 
+    @property
     def _full_rounds(self):
-        """Return the number of rounds with all clients, unless audiences are learned."""
-        if self._setting().central_dp is None:
+        if not self._is_private:
             return ROUNDS_WITHOUT_NOISE
         return FEW_ROUNDS if self._is_loud() else ROUNDS
 
@@ -763,5 +762,5 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, RatingMixin, FederatedRec
             )
 
     def _least_bytes(self, data):
-        users = 2 * np.dtype(self._dtype).itemsize * data.n_users * (self._n_columns() + TASTES)
+        users = 2 * np.dtype(self._dtype).itemsize * data.n_users * (self._n_columns + TASTES)
         return super()._least_bytes(data) + (users if self.client_fraction == 1 else 0)

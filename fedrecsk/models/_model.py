@@ -187,31 +187,6 @@ def linear_scores(users: np.ndarray, items: np.ndarray, *linear: Any) -> NDArray
     return scores
 
 
-def weighted_factors(fitted: Mapping[str, Any], problem: Any) -> Factors:
-    """Return a model whose users' vectors solve a `UserProblem` of weighted least squares."""
-    factors = fitted["item_factors_"]
-
-    def popular_directions():
-        # Popular items have long vectors, and much in common: this ranks like popularity.
-        scores = factors @ factors.mean(axis=0)
-        return scores / max(scores.max(), np.finfo(scores.dtype).tiny)
-
-    def rule():
-        items = factors.astype(float)
-        return Ridge.of(
-            factors,
-            items.T @ items,
-            reg=float(problem.reg_user),
-            reg_exponent=float(problem.reg_exponent),
-            n_items=problem.REG_PIVOT or len(items),
-            rates=False,
-            confidence=float(problem.alpha),
-            is_cautious=True,
-        )
-
-    return Factors.of(fitted, unknown=popular_directions, make_rule=rule)
-
-
 # ---------------------------------------------------------------- weights between items
 
 

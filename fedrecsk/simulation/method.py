@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -56,6 +55,8 @@ class FederatedMethod(Recommender):
     _final_message: ClassVar[Message]
     communication_: ClassVar[Ledger]
     n_rounds_: ClassVar[int]
+    # The class of its algorithm.
+    _kind: ClassVar[type[AnyAlgorithm]]
     # The type that most methods compute in.
     _dtype: ClassVar[type[np.floating]] = np.float32
 
@@ -65,27 +66,16 @@ class FederatedMethod(Recommender):
 
     # ------------------------------------------------------------------ what a method gives
 
-    @abstractmethod
-    def _algorithm(self) -> AnyAlgorithm:
-        """Return the method's algorithm, with these hyperparameters."""
+    def _algorithm(self, **parts: object) -> Any:
+        """Return the method's algorithm, whose fields are parameters of this estimator or `parts`.
 
-    def _check_setting(self, plan, data, blocks):
-        """Raise, before any work, if the method does not suit the plan of its fit or its data."""
-
-    @property
-    def _sees_ratings(self):
-        """Whether it trains on how much users like an item, instead of whether they do."""
-        return self.__sklearn_tags__().target_tags.required
-
-    # ------------------------------------------------------------------ what all methods have
-
-    def _build(self, kind, **parts):
-        """Build an algorithm, or a part of one, from this estimator's parameters and `parts`."""
-        own = {}
+        What a parameter stands for, or what follows from others, has an underscore in front.
+        """
+        kind, own = self._kind, {}
         for one in fields(kind):
-            name = "_dtype" if one.name == "dtype" else one.name
             if one.name in parts:
                 continue
+            name = f"_{one.name}" if hasattr(type(self), f"_{one.name}") else one.name
             if not hasattr(self, name):
                 raise TypeError(
                     f"{kind.__name__} has a field {name!r}, but {type(self).__name__} has no such "
@@ -96,6 +86,16 @@ class FederatedMethod(Recommender):
         # A subclass may have other constants.
         vars(built).update({one.name: value for one, value in own.items() if not one.init})
         return built
+
+    def _check_setting(self, plan, data, blocks):
+        """Raise, before any work, if the method does not suit the plan of its fit or its data."""
+
+    @property
+    def _sees_ratings(self):
+        """Whether it trains on how much users like an item, instead of whether they do."""
+        return self.__sklearn_tags__().target_tags.required
+
+    # ------------------------------------------------------------------ what all methods have
 
     def _setting(self):
         """Return the federation that the method runs in."""

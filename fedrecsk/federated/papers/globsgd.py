@@ -143,8 +143,7 @@ class GlobSGD(GlobSGDParameters, ImplicitMF):
     _: KW_ONLY
     n_rounds: AtLeast1 = 30
 
-    def _algorithm(self):
-        return self._implicit(GlobSGDAlgorithm)
+    _kind = GlobSGDAlgorithm
 
     def _check_before_fit(self):
         super()._check_before_fit()

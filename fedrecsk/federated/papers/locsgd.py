@@ -40,7 +40,7 @@ class LocSGDAlgorithm(LocSGDParameters, ClientItemsAlgorithm):
     """Every client solves for its users, and then takes steps on its own version of the items."""
 
     def update(self, block, clients, message, turn, key):
-        (items, gram), users, active = self.problem.received(message), clients.users, turn.active
+        (items, gram), users, active = self.received(message), clients.users, turn.active
         problem, work = self.item_problem(clients), wmf_kernels.workspace(block, users)
         ratings = wmf_kernels.Ratings(block.rows, clients.extra, clients.pull)
         versions = items[block.row_items]
@@ -50,10 +50,10 @@ class LocSGDAlgorithm(LocSGDParameters, ClientItemsAlgorithm):
         early = out._replace(senders=np.zeros_like(out.senders))
         for epoch in range(self.local_epochs):
             if epoch == 0:
-                loss = self.problem.solve(block, clients, active, items, gram)
+                loss = self.fit_users(block, clients, active, items, gram)
             else:
                 grams = self.own_grams(block, active, message, versions, follows)
-                self.problem.solve(block, clients, active, versions, grams, block.rows)
+                self.fit_users(block, clients, active, versions, grams, block.rows)
             steps = self.n_steps, float(self.learning_rate)
             last = epoch == self.local_epochs - 1
             wmf_kernels.descend_items(*given, *steps, out if last else early)
@@ -144,5 +144,4 @@ class LocSGD(LocSGDParameters, ImplicitMF):
     _: KW_ONLY
     n_rounds: AtLeast1 = 30
 
-    def _algorithm(self):
-        return self._implicit(LocSGDAlgorithm)
+    _kind = LocSGDAlgorithm
