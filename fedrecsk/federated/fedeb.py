@@ -33,19 +33,14 @@ from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors, clipped
 from fedrecsk.models._model import linear_scores
-from fedrecsk.protocol.algorithm import Algorithm, Loss, PlansRounds, Traits
+from fedrecsk.protocol.algorithm import Algorithm, PlansRounds, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, Message, Rows
 from fedrecsk.protocol.states import PerUser
 from fedrecsk.updates import FieldSpec, Updates
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from fedrecsk.protocol.blocks import Block
-    from fedrecsk.protocol.keys import Key, Keys
-    from fedrecsk.protocol.messages import Catalogue, Upload
-    from fedrecsk.protocol.participation import RoundMasks, Sampling
 
 __all__ = ["FedEB"]
 
@@ -141,10 +136,10 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
     def _rows(self):
         return "all" if self.upload == "all" else "held"
 
-    def rounds(self, sampling: Sampling, n_clients: float) -> int:
+    def rounds(self, sampling, n_clients):
         return round(100 / np.sqrt(sampling.arriving(n_clients)))
 
-    def downloads(self, n_items: int) -> dict[str, Form]:
+    def downloads(self, n_items):
         d = self.n_factors
         items, implicit = Form((n_items, d + 1)), Form((n_items, d))
         forms = {"scale": Form((3,)), "scales": Form((d + 3,)), "n_ratings": Form((n_items,))}
@@ -157,7 +152,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
 
     # --------------------------------------------------------------- before the rounds
 
-    def setup_fields(self, n_items: int) -> dict[str, FieldSpec]:
+    def setup_fields(self, n_items):
         counts = FieldSpec((n_items, 3), self._rows, learned=False)
         specs = _ratings.RATINGS | {"counts": counts}
         if self.sketch_size:
@@ -168,7 +163,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
             specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
         return specs | self.regression.setup_fields()
 
-    def answer(self, block: Block, message: Message, key: Keys) -> Updates:
+    def answer(self, block, message, key):
         n_rated = np.diff(block.indptr)
         columns = block.weights, None, np.repeat(1 / n_rated, n_rated)
         counts = [np.bincount(block.items, one, minlength=block.n_items) for one in columns]
@@ -183,7 +178,8 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
             fields["held_items"] = _ratings.numbers_of_holders(block)
         return Updates(fields | self.regression.answer(block, weights_of_users(block)))
 
-    def begin(self, catalogue: Catalogue, sums: Upload, key: Key) -> FedEBServer:
+    def begin(self, catalogue, sums, key):
+        assert sums is not None
         m, d = catalogue.n_items, self.n_factors
         items = np.zeros((m, d + 1), self.dtype)
         items[:, 1:] = self.INIT_STD * key.generator("item factors").standard_normal((m, d))
@@ -213,7 +209,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
             users=self.regression.begin(sums, self.width),
         )
 
-    def announce(self, server: FedEBServer) -> Message:
+    def announce(self, server):
         message = Message(
             scale=server.scale.sent(), n_ratings=Dense(server.n_ratings, learned=False)
         )
@@ -228,21 +224,21 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
 
     # ---------------------------------------------------------------------- each round
 
-    def broadcast(self, server: FedEBServer, key: Key) -> Message:
+    def broadcast(self, server, key):
         field = Dense if self.upload == "all" else Rows
         fields = {"items": field(server.items.now)}
         if self.implicit:
             fields["implicit"] = field(server.implicit.now)
         return Message(**fields, scales=server.scales.sent())
 
-    def fields(self, n_items: int) -> dict[str, FieldSpec]:
+    def fields(self, n_items):
         specs = {"items": FieldSpec((n_items, self.n_factors + 1), self._rows)}
         if self.implicit:
             specs["implicit"] = FieldSpec((n_items, self.n_factors), self._rows)
         specs["scales"] = FieldSpec((4,), learned=False)
         return specs | self.regression.fields(self.width)
 
-    def enter(self, block: Block, message: Message, key: Keys) -> FedEBClients:
+    def enter(self, block, message, key):
         scale = Scale.received(message)
         ratings, weights = scale.in_units(block).astype(self.dtype), block.weights
         n_ratings = message["n_ratings"].values.astype(self.dtype)
@@ -254,9 +250,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
             users=np.zeros((block.n_users, self.width), self.dtype),
         )
 
-    def update(
-        self, block: Block, clients: FedEBClients, message: Message, turn: RoundMasks, key: Keys
-    ) -> tuple[FedEBClients, Updates, Loss]:
+    def update(self, block, clients, message, turn, key):
         items = with_tastes(message["items"].values, clients.popularity)
         given = items, message["implicit"] if self.implicit else None, message["scales"]
         posterior = self._posterior(clients.users)
@@ -309,7 +303,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
         )
         return squares, weight, out
 
-    def step(self, server: FedEBServer, upload: Upload | None, key: Key) -> FedEBServer:
+    def step(self, server, upload, key):
         if upload is None:
             return server
         t, share, scales = server.n_steps + 1, upload.n_clients / server.n_clients, server.scales
@@ -340,7 +334,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
 
     # ------------------------------------------------------------------------- the end
 
-    def final(self, server: FedEBServer) -> Message:
+    def final(self, server):
         items, prior = server.items.average, server.prior
         fields = {"average_items": Dense(items if prior is None else prior.filled(items))}
         if self.implicit:
@@ -348,14 +342,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
         fields |= self.regression.final(server.users)
         return Message(**fields, scales=server.scales.sent())
 
-    def personalize(
-        self,
-        block: Block,
-        clients: FedEBClients | None,
-        message: Message,
-        turn: RoundMasks,
-        key: Keys,
-    ) -> FedEBClients:
+    def personalize(self, block, clients, message, turn, key):
         # Users start afresh: only their own data count.
         part = block.part(turn.active)
         clients = self._fitted(part, self.enter(part, message, key), message)
@@ -402,9 +389,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
 
     # ------------------------------------------------------------------ with other rows
 
-    def resume(
-        self, now: FedEBServer, before: FedEBServer, places: NDArray[np.int64]
-    ) -> FedEBServer:
+    def resume(self, now, before, places):
         # Factors that the old rows did not need are 0, where they have no gradient: the first
         # random vectors are added, and precisions are learned anew.
         state = super().resume(now, before, places)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -37,17 +37,12 @@ from fedrecsk.federated._privfedeb_server import (
 )
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors, clipped
-from fedrecsk.protocol.algorithm import Algorithm, Loss, PlansRounds, Traits
+from fedrecsk.protocol.algorithm import Algorithm, PlansRounds, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, MalformedMessage, Message
 from fedrecsk.protocol.participation import RoundMasks, Sampling
 from fedrecsk.protocol.states import PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
-
-if TYPE_CHECKING:
-    from fedrecsk.protocol.blocks import Block
-    from fedrecsk.protocol.keys import Key, Keys
-    from fedrecsk.protocol.messages import Catalogue, Upload
 
 __all__ = ["PrivFedEB"]
 
@@ -159,7 +154,7 @@ class PrivFedEBAlgorithm(
     def traits(self):
         return Traits(single_uploads=True, rotates=True, refuses={"local_dp": NO_LOCAL_DP})
 
-    def rounds(self, sampling: Sampling, n_clients: float) -> int:
+    def rounds(self, sampling, n_clients):
         n = ROUNDS_WITH_AUDIENCES if n_clients >= self.fewest else self.full_rounds
         return round(n / np.sqrt(sampling.arriving(n_clients)))
 
@@ -168,7 +163,7 @@ class PrivFedEBAlgorithm(
         """How many columns of x_i say what to expect of a user: q_i, tastes and audiences."""
         return self.n_columns + TASTES + self.n_columns + 1
 
-    def downloads(self, n_items: int) -> dict[str, Form]:
+    def downloads(self, n_items):
         d, n_explaining = self.n_columns, self._n_explaining
         n_features = range(DIRECTIONS + 1 if self.item_content.features is not None else 1)
         most = 1 + n_explaining + n_features[-1]
@@ -190,16 +185,16 @@ class PrivFedEBAlgorithm(
 
     # --------------------------------------------------------------- before the rounds
 
-    def setup_fields(self, n_items: int) -> dict[str, FieldSpec]:
+    def setup_fields(self, n_items):
         return {
             "first": FieldSpec((n_items, 2), learned=False),
             "squares": FieldSpec((1,), learned=False),
         }
 
-    def request(self, catalogue: Catalogue) -> Message:
+    def request(self, catalogue):
         return Message(scale=_public(self._scale(catalogue)))
 
-    def answer(self, block: Block, message: Message, key: Keys) -> Updates:
+    def answer(self, block, message, key):
         everybody = np.ones(block.n_clients, dtype=bool)
         turn = RoundMasks(everybody, everybody, self.is_private)
         layout, out = block.layout, _empirical_bayes.uploads(block, turn, 2)
@@ -210,7 +205,8 @@ class PrivFedEBAlgorithm(
         fields = _empirical_bayes.written(block, turn, out)
         return Updates({"first": fields["items"], "squares": fields["scales"]})
 
-    def begin(self, catalogue: Catalogue, sums: Upload, key: Key) -> PrivFedEBServer:
+    def begin(self, catalogue, sums, key):
+        assert sums is not None
         share = np.sqrt(1 - SQUARES**2)
         first = sums["first"]
         squares = sums["squares"].sum[0] / SQUARES
@@ -253,7 +249,7 @@ class PrivFedEBAlgorithm(
         low, high = scale_of(self.rating_scale, catalogue.rating_range)
         return Scale(low, high, low + self.center * (high - low))
 
-    def announce(self, server: PrivFedEBServer) -> Message:
+    def announce(self, server):
         message = Message(scale=_public(server.scale), row_weights=_public(server.row_weights))
         if server.features is not None:
             message["features"] = _public(server.features)
@@ -261,7 +257,7 @@ class PrivFedEBAlgorithm(
 
     # ---------------------------------------------------------------------- each round
 
-    def broadcast(self, server: PrivFedEBServer, key: Key) -> Message:
+    def broadcast(self, server, key):
         if server.learns_audiences:
             release = server.release
             directions = np.linalg.qr(server.audiences)[0] / np.sqrt(release.padded)[:, None]
@@ -272,13 +268,13 @@ class PrivFedEBAlgorithm(
             message["coefficients"] = Dense(server.users.coefficients)
         return message
 
-    def fields(self, n_items: int) -> dict[str, FieldSpec]:
+    def fields(self, n_items):
         specs = {"items": FieldSpec((n_items, self.n_columns + 1))}
         if self.fewest < np.inf:
             specs["users"] = FieldSpec((self._n_explaining, 2 * self._n_explaining), learned=False)
         return specs
 
-    def enter(self, block: Block, message: Message, key: Keys) -> PrivFedEBClients:
+    def enter(self, block, message, key):
         features = message["features"].values if "features" in message else None
         n_known = TASTES if features is None else TASTES + features.shape[1]
         scale = Scale.received(message)
@@ -290,9 +286,7 @@ class PrivFedEBAlgorithm(
             users=np.zeros((block.n_users, self.n_columns + 1 + n_known)),
         )
 
-    def update(
-        self, block: Block, clients: PrivFedEBClients, message: Message, turn: RoundMasks, key: Keys
-    ) -> tuple[PrivFedEBClients, Updates, Loss]:
+    def update(self, block, clients, message, turn, key):
         if "directions" in message:
             directions = message["directions"].values
             return clients, self._positions(block, clients, directions, turn), None
@@ -349,7 +343,7 @@ class PrivFedEBAlgorithm(
         each = np.einsum("ug,uk->ugk", g, both)
         return SparseRows.stacked(np.add.reduceat(each, block.client_indptr[:-1]))
 
-    def step(self, server: PrivFedEBServer, upload: Upload | None, key: Key) -> PrivFedEBServer:
+    def step(self, server, upload, key):
         if upload is None:
             return server
         share = upload.n_clients / server.n_clients
@@ -379,7 +373,7 @@ class PrivFedEBAlgorithm(
 
     # ------------------------------------------------------------------------- the end
 
-    def final(self, server: PrivFedEBServer) -> Message:
+    def final(self, server):
         items, prior = server.average[:, : server.n_factors + 1], server.prior
         items = items if prior is None else prior.filled(items)
         audiences, users = None, server.users
@@ -395,14 +389,7 @@ class PrivFedEBAlgorithm(
             message["average_implicit"] = Dense(implicit)
         return message
 
-    def personalize(
-        self,
-        block: Block,
-        clients: PrivFedEBClients | None,
-        message: Message,
-        turn: RoundMasks,
-        key: Keys,
-    ) -> PrivFedEBClients:
+    def personalize(self, block, clients, message, turn, key):
         # Users start afresh: only their own data count.
         part, items = block.part(turn.active), message["average_items"].values
         clients = self.enter(part, message, key)
