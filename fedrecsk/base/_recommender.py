@@ -29,7 +29,6 @@ from fedrecsk._utils.sklearn_compat import (
 )
 from fedrecsk.base._public_half import PublicHalf
 from fedrecsk.base._recommend import Recommends
-from fedrecsk.base._similarity import Similarity
 from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
 from fedrecsk.data._mistakes import (
@@ -146,7 +145,7 @@ _SIZES = ("n_factors", "n_bits")
 
 
 @dataclass(eq=False, repr=False)
-class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, PlainParameters, ABC):
+class Recommender(Recommends, PublicHalf, CallbackSupportMixin, PlainParameters, ABC):
     """Base class of all recommenders: reads input, predicts and recommends.
 
     A subclass defines `_fit`, which returns factors and biases under their usual names (any of

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from fedrecsk._utils.constraints import AtLeast1
 from fedrecsk.models import Factors, clipped
 from fedrecsk.protocol.algorithm import Algorithm, C, S
 from fedrecsk.protocol.messages import Dense
@@ -64,19 +63,12 @@ class Scale(NamedTuple):
         return float((self.high - self.low) or 1)
 
 
-@dataclass(eq=False, repr=False)
-class ColumnParameters:
-    """Parameters of methods whose vectors have a bias in column 0, if there are `biases`."""
-
-    n_factors: AtLeast1 = 20
-    _: KW_ONLY
-    biases: bool = True
-
-
 @dataclass(kw_only=True, eq=False)
-class ColumnAlgorithm(ColumnParameters, Algorithm[S, C]):
-    """Vectors have their biases in column 0; the server sends `item_vectors` and a `scale`."""
+class ColumnAlgorithm(Algorithm[S, C]):
+    """Vectors have biases in column 0, if any; the server sends `item_vectors` and a `scale`."""
 
+    n_factors: int
+    biases: bool
     dtype: type[np.floating] = np.float32
 
     @property

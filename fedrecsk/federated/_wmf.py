@@ -362,18 +362,12 @@ class ImplicitAlgorithm(ImplicitParameters, UserAlgorithm[Any, WMFClients]):
         return share / (1 + lean * self.alpha * server.held_share / 2)
 
 
-@dataclass(eq=False, repr=False)
-class ClientItemsParameters(ImplicitParameters):
-    """Parameters of LocALS and LocSGD."""
-
-    _: KW_ONLY
-    prox: NotNegative = 10.0
-    local_epochs: AtLeast1 = 1
-
-
 @dataclass(kw_only=True, eq=False)
-class ClientItemsAlgorithm(ClientItemsParameters, ImplicitAlgorithm):
+class ClientItemsAlgorithm(ImplicitAlgorithm):
     """The clients move the items, and the server averages: LocALS and LocSGD."""
+
+    prox: NotNegative
+    local_epochs: AtLeast1
 
     def centers(self, message):
         # The matrix of a client that does not change the items that it does not hold.

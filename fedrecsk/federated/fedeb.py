@@ -16,8 +16,9 @@ from fedrecsk.base import RatingMixin
 from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.data import _times
 from fedrecsk.data._checks import scale_of
+from fedrecsk.data.interactions import id_columns
 from fedrecsk.federated import _empirical_bayes, _ratings
-from fedrecsk.federated._day_effects import DayEffects, effects_of_days
+from fedrecsk.federated._day_effects import effects_of_days
 from fedrecsk.federated._empirical_bayes import Scale, fedeb_kernels
 from fedrecsk.federated._features import FederatedContent, UserFeatures, UserRegression
 from fedrecsk.federated._fedeb_server import (
@@ -40,6 +41,8 @@ from fedrecsk.protocol.states import PerUser
 from fedrecsk.updates import FieldSpec, Updates
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
     from fedrecsk.protocol.blocks import Block
 
 __all__ = ["FedEB"]
@@ -513,7 +516,6 @@ def _expected(block, users, item_bias, items):
 class FedEB(
     FedEBParameters,
     UserFeatures,
-    DayEffects,
     FederatedContent,
     RatingMixin,
     FederatedRecommender,
@@ -708,6 +710,51 @@ class FedEB(
     def _width(self):
         """Return how many numbers a user has."""
         return self._algorithm().width
+
+    # ----------------------------------------------------------------- effects of days
+
+    def predict(
+        self, X: ArrayLike, return_std: bool = False
+    ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Estimate the rating of (user, item) pairs, on the days of the rows if it knows these.
+
+        Parameters
+        ----------
+        X, return_std
+            As in `predict` of other models. With `timestamps`, X has that column too. A day without
+            ratings of the user, or a missing one, has no effect.
+
+        Returns
+        -------
+        y_pred : ndarray of shape (n_samples,), dtype float64
+        y_std : ndarray of shape (n_samples,), dtype float64
+            With ``return_std=True``: the predicted standard deviation of the rating.
+
+        Raises
+        ------
+        ValueError
+            With ``return_std=True``, if the model has no standard deviations; or if times are not
+            valid.
+        """
+        found = super().predict(X, return_std)
+        if self.timestamps is None:
+            return found
+        predicted = found[0] if return_std else found
+        X, _ = self._checked(X)
+        users = self._users.codes(id_columns(X)[0])
+        days = _times.days_of(X, self.timestamps, all_users=False)
+        rows = np.flatnonzero((users >= 0) & ~np.isnan(days))
+        # Of no rows, SciPy's answer is a sparse array.
+        if len(rows):
+            effects = self.user_days_[users[rows], days[rows].astype(np.int64)]
+            predicted[rows] += np.asarray(effects).ravel()
+        predicted = np.clip(predicted, *self.rating_scale_)
+        return (predicted, found[1]) if return_std else predicted
+
+    def _times_of(self, X: ArrayLike, *, all_users: bool = False) -> np.ndarray | None:
+        if self.timestamps is None:
+            return None
+        return _times.days_of(X, self.timestamps, all_users=all_users)
 
     # --------------------------------------------------------------- what a fit gives
 

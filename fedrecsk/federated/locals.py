@@ -15,7 +15,7 @@ from fedrecsk.federated._implicit_mf import ImplicitMF
 from fedrecsk.federated._wmf import (
     Aggregation,
     ClientItemsAlgorithm,
-    ClientItemsParameters,
+    ImplicitParameters,
     n_likes,
     wmf_kernels,
 )
@@ -37,12 +37,14 @@ class LocALSServer(_wmf.WMFServer):
 
 
 @dataclass(eq=False, repr=False)
-class LocALSParameters(ClientItemsParameters):
+class LocALSParameters(ImplicitParameters):
     """Parameters of LocALS."""
 
     n_factors: AtLeast1 = 64
     _: KW_ONLY
     reg_exponent: NotNegative = 0.0
+    prox: NotNegative = 10.0
+    local_epochs: AtLeast1 = 1
     aggregation: Aggregation = "full"
     # With more factors users are found by conjugate gradients.
     EXACT_UP_TO: int = constant(128)

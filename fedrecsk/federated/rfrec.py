@@ -19,7 +19,7 @@ from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _ratings
 from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._optimizers import Moments, adam
-from fedrecsk.federated._ratings import ColumnAlgorithm, ColumnParameters, Scale
+from fedrecsk.federated._ratings import ColumnAlgorithm, Scale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors
 from fedrecsk.models._model import linear_scores
@@ -94,11 +94,12 @@ class RFRecClients:
 
 
 @dataclass(eq=False, repr=False)
-class RFRecParameters(ColumnParameters):
+class RFRecParameters:
     """Parameters of RFRec."""
 
     n_factors: AtLeast1 = 19
     _: KW_ONLY
+    biases: bool = True
     prox: NotNegative = 0.1
     reg_user: NotNegative = 0.04
     reg_item: NotNegative = 0.04

@@ -8,14 +8,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy.sparse import csr_array
 
-from fedrecsk._utils.constraints import NotNegative, Positive, RatingRange
+from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive, RatingRange
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _ratings
 from fedrecsk.federated._optimizers import Moments, StepParameters, descend
-from fedrecsk.federated._ratings import ColumnAlgorithm, ColumnParameters, Scale
+from fedrecsk.federated._ratings import ColumnAlgorithm, Scale
 from fedrecsk.federated._wmf import wmf_kernels
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
@@ -65,10 +65,12 @@ class RatingClients:
 
 
 @dataclass(eq=False, repr=False)
-class RatingParameters(ColumnParameters, StepParameters):
+class RatingParameters(StepParameters):
     """Parameters of ExplicitFCF and SemiDFEGL."""
 
+    n_factors: AtLeast1 = 20
     _: KW_ONLY
+    biases: bool = True
     reg_user: Positive = 1.3
     reg_item: NotNegative = 1.3
     reg_bias: Positive = 3.0

@@ -23,7 +23,6 @@ from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._ratings import (
     RATINGS,
     ColumnAlgorithm,
-    ColumnParameters,
     Scale,
     sums_of_ratings,
 )
@@ -72,10 +71,12 @@ class FedRecClients:
 
 
 @dataclass(eq=False, repr=False)
-class FedRecParameters(ColumnParameters):
+class FedRecParameters:
     """Parameters of FedRec."""
 
+    n_factors: AtLeast1 = 20
     _: KW_ONLY
+    biases: bool = True
     n_virtual: AtLeast0 = 3
     filling: Literal["hybrid", "average"] = "hybrid"
     virtual_items: Literal["fixed", "redrawn"] = "fixed"

@@ -15,7 +15,7 @@ from fedrecsk.federated._implicit_mf import ImplicitMF
 from fedrecsk.federated._wmf import (
     Aggregation,
     ClientItemsAlgorithm,
-    ClientItemsParameters,
+    ImplicitParameters,
     wmf_kernels,
 )
 
@@ -23,13 +23,14 @@ __all__ = ["LocSGD"]
 
 
 @dataclass(eq=False, repr=False)
-class LocSGDParameters(ClientItemsParameters):
+class LocSGDParameters(ImplicitParameters):
     """Parameters of LocSGD."""
 
     _: KW_ONLY
     reg_user: Positive = 10.0
     reg_item: NotNegative = 0.0
     prox: NotNegative = 0.0
+    local_epochs: AtLeast1 = 1
     n_steps: AtLeast1 = 5
     learning_rate: Annotated[float, Interval(Real, 0, 1000, closed="right")] = 0.3
     aggregation: Aggregation = "clients"
