@@ -48,8 +48,8 @@ class ItemContent:
 
     # Whether features must be in [0, 1].
     _bounds_features = False
-    # Fitted attributes with a row for each item that features predict, and those that are 0 for
-    # an item without ratings.
+    # Arrays with a row for each item (`_rows_of_items`) that features predict, and those that are 0
+    # for an item without ratings.
     _predicted: ClassVar[tuple[str, ...]] = ("item_factors_", "item_bias_")
     _absent: ClassVar[tuple[str, ...]] = ()
 
@@ -121,13 +121,12 @@ class ItemContent:
 
     def _with_items(self: Any, rows):
         """Return the fitted attributes that change if items with these features are added."""
-        attributes = {}
-        for names, predict in ((self._predicted, True), (self._absent, False)):
-            for name in names:
-                if hasattr(self, name):
-                    old = getattr(self, name)
-                    attributes[name] = np.concatenate([old, self._new_rows(old, rows, predict)])
-        return attributes
+        longer = {}
+        for name, old in self._rows_of_items().items():
+            if name in (*self._predicted, *self._absent):
+                new = self._new_rows(old, rows, name in self._predicted)
+                longer[name] = np.concatenate([old, new])
+        return self._with_rows_of_items(longer)
 
     # ------------------------------------------------------------------------ what it needs
 

@@ -192,6 +192,14 @@ class Recommender(Recommends, PublicHalf, CallbackSupportMixin, PlainParameters,
         """Return the fitted model, which scores users and items by their codes."""
         return Factors.of(vars(self))
 
+    def _rows_of_items(self):
+        """Return arrays by name, among which are those with a row for each item."""
+        return vars(self)
+
+    def _with_rows_of_items(self, arrays):
+        """Return the fitted attributes, given arrays in the place of those of the same names."""
+        return arrays
+
     def _forget_users(self, users):
         """Drop further state of replaced users, in new arrays: copies share the fitted ones."""
 

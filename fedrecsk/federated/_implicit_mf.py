@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.base._fading import FadingHistory
-from fedrecsk.federated._features import FederatedContent
+from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.federated._wmf import ImplicitParameters
 from fedrecsk.federated.base import FederatedRecommender
 
 
 @dataclass(eq=False, repr=False)
 class ImplicitMF(
-    ImplicitParameters, FederatedContent, FadingHistory, RankingMixin, FederatedRecommender
+    ImplicitParameters, ItemContent, FadingHistory, RankingMixin, FederatedRecommender
 ):
     """Base class of the estimators whose algorithm is an `ImplicitAlgorithm`."""
 
-    _predicted_fields = ("item_factors",)
+    _predicted = ("item_factors",)
     _user_width = "n_factors"
 
     def _check_setting(self, plan, data, blocks):

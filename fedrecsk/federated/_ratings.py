@@ -16,6 +16,11 @@ from fedrecsk.updates import FieldSpec, Updates
 RATINGS = {"ratings": FieldSpec((2,), learned=False)}
 
 
+def held_items(n_items):
+    """Return the field of the items that a client holds: an int32 for each, its index."""
+    return {"held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False)}
+
+
 def sums_of_ratings(block):
     """Return the sums of a block's ratings, times their weights, and of the weights."""
     return np.array([block.weights @ block.values, block.weights.sum()])

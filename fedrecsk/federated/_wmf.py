@@ -12,6 +12,7 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import constant
 from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
 from fedrecsk.base._item_weights import fades_of
+from fedrecsk.federated._ratings import held_items, numbers_of_holders
 from fedrecsk.models import Factors
 from fedrecsk.portable import Ridge, short_histories
 from fedrecsk.protocol.algorithm import Algorithm, C, S, Traits
@@ -250,12 +251,10 @@ class ImplicitAlgorithm(ImplicitParameters, UserAlgorithm[Any, WMFClients]):
     def setup_fields(self, n_items):
         if self.upload == "all":
             return {"held_items": FieldSpec((n_items,), dtype="uint8", learned=False)}
-        # An int32 for each held item: its index.
-        return {"held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False)}
+        return held_items(n_items)
 
     def answer(self, block, message, key):
-        held = np.bincount(block.row_items, minlength=block.n_items)
-        return Updates({"held_items": held})
+        return Updates({"held_items": numbers_of_holders(block)})
 
     def begin(self, catalogue, sums, key):
         shape = (catalogue.n_items, self.n_factors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from fedrecsk.protocol.clients import newcomers
 from fedrecsk.protocol.evaluation import Scoring
 from fedrecsk.protocol.federation import Federation
 from fedrecsk.protocol.keys import Key, Keys
+from fedrecsk.protocol.messages import Message
 from fedrecsk.protocol.participation import Sampling
 from fedrecsk.protocol.plan import FitPlan
 from fedrecsk.simulation import dask_run, run, updating, weak_fits
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from fedrecsk.privacy import PrivacyReport
     from fedrecsk.protocol.algorithm import AnyAlgorithm
     from fedrecsk.protocol.ledger import Ledger
-    from fedrecsk.protocol.messages import Message
     from fedrecsk.simulation.run import Run
 
 
@@ -221,6 +221,15 @@ class FederatedRecommender(Recommender):
         plan = self._plan()
         releases = CentralNoise.of(plan, n_clients, Key(int(seed)), Key(int(seed)), n_users)
         return releases.planned(plan.server_sees)
+
+    def _rows_of_items(self):
+        return {name: field.values for name, field in self._final_message.items()}
+
+    def _with_rows_of_items(self, arrays):
+        changed = {n: replace(self._final_message[n], values=one) for n, one in arrays.items()}
+        message, algorithm = Message(**self._final_message | changed), self._algorithm()
+        attributes = algorithm.server_attributes(algorithm.decode(message, Key(0)))
+        return attributes | {"_final_message": message}
 
     def _forget_features(self, users):
         """Forget what this object has of these users beside their rows."""

@@ -23,9 +23,10 @@ from fedrecsk.base._item_weights import (
     whole,
 )
 from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, GramParameters
+from fedrecsk.federated._ratings import held_items, numbers_of_holders
 from fedrecsk.models._model import Weights
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
-from fedrecsk.updates import FieldSpec, Updates
+from fedrecsk.updates import Updates
 
 __all__ = ["FedEASE"]
 
@@ -53,15 +54,13 @@ class OwnWeightsAlgorithm(OwnWeightsParameters, GramAlgorithm):
         return self.download == "local" or (self.download == "auto" and not self.hides_items)
 
     def setup_fields(self, n_items):
-        held = FieldSpec((n_items,), "held", dtype="int32", learned=False)
         counts = super().setup_fields(n_items)
-        return counts | ({"held_items": held} if self.sends_rows else {})
+        return counts | (held_items(n_items) if self.sends_rows else {})
 
     def answer(self, block, message, key):
         if self.clip is not None:
             return super().answer(block, message, key)
-        held = np.bincount(block.row_items, minlength=block.n_items)
-        return Updates({"held_items": held})
+        return Updates({"held_items": numbers_of_holders(block)})
 
     def life_of_history(self, direction: Direction | None) -> float | Literal["auto"] | None:
         """Return the half-life of histories, by what the final model says of direction."""

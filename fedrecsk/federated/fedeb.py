@@ -13,14 +13,14 @@ from fedrecsk._utils.constraints import AtLeast0, AtLeast1, Column, DataFrame, P
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin
-from fedrecsk.base._item_prior import ItemFeatures
+from fedrecsk.base._item_prior import ItemContent, ItemFeatures
 from fedrecsk.data import _times
 from fedrecsk.data._checks import scale_of
 from fedrecsk.data.interactions import id_columns
 from fedrecsk.federated import _empirical_bayes, _ratings
 from fedrecsk.federated._day_effects import effects_of_days
 from fedrecsk.federated._empirical_bayes import Scale, fedeb_kernels
-from fedrecsk.federated._features import FederatedContent, UserFeatures, UserRegression
+from fedrecsk.federated._features import UserFeatures, UserRegression
 from fedrecsk.federated._fedeb_server import (
     FedEBServer,
     Learned,
@@ -162,8 +162,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
             shape = n_items, min(self.sketch_size, n_items)
             specs["sketch"] = FieldSpec(shape, self._rows, learned=False)
         if self.upload == "local":
-            # An int32 for each held item: its index.
-            specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
+            specs |= _ratings.held_items(n_items)
         return specs | self.regression.setup_fields()
 
     def answer(self, block, message, key):
@@ -516,7 +515,7 @@ def _expected(block, users, item_bias, items):
 class FedEB(
     FedEBParameters,
     UserFeatures,
-    FederatedContent,
+    ItemContent,
     RatingMixin,
     FederatedRecommender,
 ):
@@ -700,8 +699,8 @@ class FedEB(
     implicit_factors_: ClassVar[np.ndarray]
     noise_std_: ClassVar[float]
     bias_std_: ClassVar[float]
-    _predicted_fields = ("average_items",)
-    _absent_fields = ("average_implicit", "n_ratings", "audiences")
+    _predicted = ("average_items",)
+    _absent = ("average_implicit", "n_ratings", "audiences")
     HALF_OF_USERS = 400.0
 
     _kind = FedEBAlgorithm

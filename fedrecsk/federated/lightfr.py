@@ -14,10 +14,10 @@ from fedrecsk._utils.constraints import Above0To1, AtLeast1
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.integers import FRACTION_BITS
 from fedrecsk.base import RankingMixin
+from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.data._checks import hint
 from fedrecsk.data.interactions import id_columns
 from fedrecsk.federated import _lightfr_new_items
-from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._lightfr import LightFRAlgorithm, LightFRParameters, vectors_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models._codes import pack_codes, unpack_codes
@@ -33,7 +33,7 @@ __all__ = ["LightFR"]
 
 @documented
 @dataclass(eq=False, repr=False)
-class LightFR(LightFRParameters, FederatedContent, RankingMixin, FederatedRecommender):
+class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender):
     """Federated recommendation with binary codes, fitted and searched in Hamming space.
 
     Every item is a code of `n_bits` signs; the server sends and the device stores nothing else of

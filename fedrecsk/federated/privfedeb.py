@@ -14,11 +14,10 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import constant
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import RatingMixin
-from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
+from fedrecsk.base._item_prior import ItemContent, ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _empirical_bayes
 from fedrecsk.federated._empirical_bayes import Scale, fedeb_kernels
-from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._privfedeb_server import (
     ALPHA,
     EMPHASIS,
@@ -478,7 +477,7 @@ def _infer(block, clients, items, implicit, turn, users, n_sent=0, share=1.0):
 
 @documented
 @dataclass(eq=False, repr=False)
-class PrivFedEB(PrivFedEBParameters, FederatedContent, RatingMixin, FederatedRecommender):
+class PrivFedEB(PrivFedEBParameters, ItemContent, RatingMixin, FederatedRecommender):
     """Ratings under user-level differential privacy: federated empirical Bayes on noisy sums.
 
     Every upload is a vector of norm 1 at most, so that noise of a known size on the sum hides it.
@@ -670,8 +669,8 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, RatingMixin, FederatedRec
     # What `fit` sets.
     implicit_factors_: ClassVar[np.ndarray]
 
-    _predicted_fields = ("average_items",)
-    _absent_fields = ("row_weights", "features", "average_implicit")
+    _predicted = ("average_items",)
+    _absent = ("row_weights", "features", "average_implicit")
 
     _kind = PrivFedEBAlgorithm
 

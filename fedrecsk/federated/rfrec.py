@@ -14,10 +14,9 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin
-from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
+from fedrecsk.base._item_prior import ItemContent, ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _ratings
-from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._optimizers import Moments, adam
 from fedrecsk.federated._ratings import ColumnAlgorithm, Scale
 from fedrecsk.federated.base import FederatedRecommender
@@ -483,7 +482,7 @@ def expected_ratings(scores, link):
 
 @documented
 @dataclass(eq=False, repr=False)
-class RFRec(RFRecParameters, FederatedContent, RatingMixin, FederatedRecommender):
+class RFRec(RFRecParameters, ItemContent, RatingMixin, FederatedRecommender):
     """Regularised federated recommendation: every client trains its own item matrix.
 
     Client c holds its users' private vectors and its own copy V_c of the whole item matrix, which a
@@ -605,8 +604,8 @@ class RFRec(RFRecParameters, FederatedContent, RatingMixin, FederatedRecommender
     """
 
     _kind = RFRecAlgorithm
-    _predicted_fields = ("item_vectors",)
-    _absent_fields = ("n_ratings",)
+    _predicted = ("item_vectors",)
+    _absent = ("n_ratings",)
     _user_width = "n_factors"
 
     @property

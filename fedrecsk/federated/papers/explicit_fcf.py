@@ -95,8 +95,7 @@ class RatingAlgorithm(RatingParameters, ColumnAlgorithm[Any, Any]):
     def setup_fields(self, n_items):
         specs = _ratings.RATINGS | {"n_ratings": FieldSpec((n_items,), self.rows, learned=False)}
         if self.upload == "local":
-            # An int32 for each rated item: its index.
-            specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
+            specs |= _ratings.held_items(n_items)
         return specs
 
     @property
