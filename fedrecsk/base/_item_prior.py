@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.constraints import ArrayLike, SparseMatrix
 from fedrecsk.data import item_features as reading
 from fedrecsk.data.ids import named
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from numpy.typing import NDArray
 
 # Most directions of the features that are used; all, if there are no more columns.
 RANK = 256

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
@@ -23,9 +24,6 @@ from fedrecsk.data.ids import Ids, id_array, missing_id, named
 from fedrecsk.data.interactions import as_table, id_columns
 
 if TYPE_CHECKING:
-    from typing import Any, Self
-
-    from numpy.typing import ArrayLike, NDArray
     from pandas import DataFrame
 
 # Lists that take more bytes than this are checked against the available memory.

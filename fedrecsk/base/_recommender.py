@@ -6,12 +6,14 @@ import copy
 import functools
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
@@ -49,10 +51,6 @@ from fedrecsk.data.interactions import (
 from fedrecsk.models import Factors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any, Self, TypeVar
-
-    from numpy.typing import NDArray
     from sklearn.utils import Tags
 
     from fedrecsk.data.interactions import Population

@@ -1,17 +1,17 @@
 """The parameter `user_features` of federated methods.
 
 Users' features say what users are like before they rate, learned from sums: each client reads the
-features of its own users. Users' vectors v, less what is expected of them otherwise, are regressed on x = (1, features), with weights
-``w = n_u / (n_u + h)``: clients send the number of their users with features and the sums over them
-of ``w x x'``, ``w x v'`` and ``w v^2``. The coefficients come with the final model, from which
-clients infer their users once more.
+features of its own users. Users' vectors v, less what is expected of them otherwise, are regressed
+on x = (1, features), with weights ``w = n_u / (n_u + h)``: clients send the number of their users
+with features and the sums over them of ``w x x'``, ``w x v'`` and ``w v^2``. The coefficients come
+with the final model, from which clients infer their users once more.
 """
 
 from __future__ import annotations
 
 import reprlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -26,9 +26,6 @@ from fedrecsk.data.item_features import columns_of, has_ids
 from fedrecsk.federated.base import Mixin
 from fedrecsk.protocol.messages import Dense, Form
 from fedrecsk.updates import FieldSpec, SparseRows
-
-if TYPE_CHECKING:
-    from typing import Any, Self
 
 SQUARES, SUMS, MEANS = "user_features", "user_sums", "user_means"
 REFUSES = {

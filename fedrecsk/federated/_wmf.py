@@ -1,4 +1,4 @@
-"""Weighted matrix factorisation: the algorithm that LocALS, LocSGD, GlobSGD and FCF share."""
+"""Weighted matrix factorisation: what LocALS, LocSGD, GlobSGD and FCF share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import numpy as np
 from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import constant
-from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
+from fedrecsk.base import RankingMixin, check_likes
+from fedrecsk.base._fading import FadingHistory
+from fedrecsk.base._item_prior import ItemContent, ItemFeatures, ItemPrior
 from fedrecsk.base._item_weights import fades_of
 from fedrecsk.federated._ratings import held_items, numbers_of_holders
+from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors
 from fedrecsk.portable import Ridge, short_histories
 from fedrecsk.protocol.algorithm import Algorithm, C, S, Traits
@@ -434,3 +437,19 @@ def divide(change, matrix, shift=0.0):
         return change @ np.linalg.pinv(matrix, rcond=RESOLUTION)
     sizes, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     return (change @ vectors / (np.maximum(sizes, 0) + shift)) @ vectors.T
+
+
+# ------------------------------------------------------------------------------ the estimator
+
+
+@dataclass(eq=False, repr=False)
+class ImplicitMF(
+    ImplicitParameters, ItemContent, FadingHistory, RankingMixin, FederatedRecommender
+):
+    """Base class of the estimators whose algorithm is an `ImplicitAlgorithm`."""
+
+    _predicted = ("item_factors",)
+    _user_width = "n_factors"
+
+    def _check_setting(self, plan, data, blocks):
+        check_likes(data)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
@@ -33,10 +34,6 @@ from fedrecsk.protocol.plan import FitPlan
 from fedrecsk.simulation import dask_run, run, updating, weak_fits
 
 if TYPE_CHECKING:
-    from typing import Self
-
-    from numpy.typing import ArrayLike
-
     from fedrecsk.privacy import PrivacyReport
     from fedrecsk.protocol.algorithm import AnyAlgorithm
     from fedrecsk.protocol.ledger import Ledger

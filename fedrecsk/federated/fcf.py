@@ -10,9 +10,8 @@ import numpy as np
 from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk.federated import _wmf
-from fedrecsk.federated._implicit_mf import ImplicitMF
 from fedrecsk.federated._optimizers import Moments, StepParameters, descend
-from fedrecsk.federated._wmf import ImplicitAlgorithm, ImplicitParameters
+from fedrecsk.federated._wmf import ImplicitAlgorithm, ImplicitMF, ImplicitParameters
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 __all__ = ["FCF"]

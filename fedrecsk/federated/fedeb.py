@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
 from fedrecsk._utils.constraints import AtLeast0, AtLeast1, Column, DataFrame, Positive, RatingRange
@@ -41,8 +42,6 @@ from fedrecsk.protocol.states import PerUser
 from fedrecsk.updates import FieldSpec, Updates
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
     from fedrecsk.protocol.blocks import Block
 
 __all__ = ["FedEB"]

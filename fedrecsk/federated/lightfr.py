@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.constraints import Above0To1, AtLeast1
@@ -22,11 +23,6 @@ from fedrecsk.federated._lightfr import LightFRAlgorithm, LightFRParameters, vec
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models._codes import pack_codes, unpack_codes
 from fedrecsk.protocol.messages import Message
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["LightFR"]
 

@@ -11,10 +11,10 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.parameters import constant
 from fedrecsk.federated import _wmf
 from fedrecsk.federated._features import UserFeatures, UserRegression, UserSums
-from fedrecsk.federated._implicit_mf import ImplicitMF
 from fedrecsk.federated._wmf import (
     Aggregation,
     ClientItemsAlgorithm,
+    ImplicitMF,
     ImplicitParameters,
     n_likes,
     wmf_kernels,

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrecsk import metrics
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.memory import batches
 from fedrecsk.portable import ItemWeights, Ridge
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any, Self
-
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 score_kernels: LazyModule = LazyModule("fedrecsk.models._score_kernels")
 

@@ -9,8 +9,13 @@ import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast1, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk.federated._implicit_mf import ImplicitMF
-from fedrecsk.federated._wmf import Aggregation, ImplicitAlgorithm, ImplicitParameters, divide
+from fedrecsk.federated._wmf import (
+    Aggregation,
+    ImplicitAlgorithm,
+    ImplicitMF,
+    ImplicitParameters,
+    divide,
+)
 
 __all__ = ["GlobSGD"]
 
