@@ -25,7 +25,7 @@ from fedrecsk.attacks import Promotion
 from fedrecsk.base import _item_weights
 from fedrecsk.ensemble import RankingEnsemble
 from fedrecsk.federated._gram import FederatedGram
-from fedrecsk.federated._implicit_mf import ImplicitMF
+from fedrecsk.federated._wmf import ImplicitMF
 from fedrecsk.privacy import CentralDP, SecAggPlus
 from tests.conftest import fits_in_blocks, make_toy
 from tests.deployment.in_process import coordinator, make_nodes

@@ -186,8 +186,12 @@ def test_a_field_that_is_no_parameter_is_named():
     class Misspelt(RFRecAlgorithm):
         learning_rat: float
 
-    with pytest.raises(TypeError, match=r"'learning_rat', but RFRec has no .* mean learning_rate"):
-        RFRec()._rfrec(Misspelt)
+    @dataclass(eq=False, repr=False)
+    class Misspelling(RFRec):
+        _kind = Misspelt
+
+    with pytest.raises(TypeError, match=r"'learning_rat', but Misspelling .* mean learning_rate"):
+        Misspelling()._algorithm()
 
 
 def test_an_algorithm_does_not_change():

@@ -135,14 +135,14 @@ class Replay:
         self.algorithm, self.moves = algorithm, moves
         low, high, self.level = (float(number) for number in announced["scale"].values)
         self.whole_ratings = (np.arange(low, high + 0.5) - low) / ((high - low) or 1.0)
-        self.reg_items = np.zeros((len(items), algorithm.columns.width))
+        self.reg_items = np.zeros((len(items), algorithm.width))
         if "n_ratings" in announced:
             counts = announced["n_ratings"].values[items].astype(np.float64)
             reg_item, reg_bias = algorithm.item_penalties(counts)
             self.reg_items += reg_item[:, None]
             self.reg_items[:, 0] = reg_bias
         reg_user, reg_bias = algorithm.user_penalties(np.array([float(len(items))]))
-        self.reg_user = np.repeat(np.float64(reg_user), algorithm.columns.width)
+        self.reg_user = np.repeat(np.float64(reg_user), algorithm.width)
         self.reg_user[0] = reg_bias[0]
 
     @property
@@ -174,7 +174,7 @@ class Replay:
         """Return the gradients by the client's items and by its user's vector."""
         algorithm = self.algorithm
         partner, level = user.copy(), self.level
-        if algorithm.columns.biases:
+        if algorithm.biases:
             level, partner[:, 0] = level + user[:, :1], 1.0
         scores = level + np.matmul(held, partner[:, :, None])[:, :, 0]
         if algorithm.LINK == "sigmoid":
@@ -186,7 +186,7 @@ class Replay:
         if move.prox:
             of_items += move.prox * (held - move.center)
         of_user = np.matmul(slopes[:, None], held)[:, 0]
-        if algorithm.columns.biases:
+        if algorithm.biases:
             of_user[:, 0] = slopes.sum(axis=1)
         return of_items, of_user + 2 * self.reg_user * user
 
@@ -228,7 +228,7 @@ def fit_signs(replay, seen):
 def _starts(replay, seen):
     """Yield first guesses of the user's vector and the ratings."""
     algorithm, moved = replay.algorithm, seen[0] - replay.moves[0].center
-    if algorithm.columns.biases:
+    if algorithm.biases:
         slopes = moved[:, 0]
         user = slopes @ moved / max(slopes @ slopes, 1e-300)
         user[0] = 0
@@ -240,7 +240,7 @@ def _starts(replay, seen):
         # Rows have about the same length along every factor, so only signs are known.
         starts = [0.8 * algorithm.INIT_STD * np.sign(user) for user in starts]
     for user in starts:
-        above = moved[:, 0] > 0 if algorithm.columns.biases else moved @ user > 0
+        above = moved[:, 0] > 0 if algorithm.biases else moved @ user > 0
         yield user, np.where(above, 0.9, 0.3)
 
 
@@ -335,7 +335,7 @@ class Fit:
         """Return derivatives by vectors and ratings, what is left, and weights, row by row."""
         unknown = np.ones(self.path.shape, dtype=bool)
         # A first bias is zero.
-        unknown[0, 0] = not self.replay.algorithm.columns.biases
+        unknown[0, 0] = not self.replay.algorithm.biases
         steps, columns = free = np.nonzero(unknown)
         n_guesses = len(steps) + 2
         path = np.repeat(self.path[None], n_guesses, axis=0)

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.constraints import ArrayLike, SparseMatrix
 from fedrecsk.data import item_features as reading
 from fedrecsk.data.ids import named
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from numpy.typing import NDArray
 
 # Most directions of the features that are used; all, if there are no more columns.
 RANK = 256
@@ -48,8 +44,8 @@ class ItemContent:
 
     # Whether features must be in [0, 1].
     _bounds_features = False
-    # Fitted attributes with a row for each item that features predict, and those that are 0 for
-    # an item without ratings.
+    # Arrays with a row for each item (`_rows_of_items`) that features predict, and those that are 0
+    # for an item without ratings.
     _predicted: ClassVar[tuple[str, ...]] = ("item_factors_", "item_bias_")
     _absent: ClassVar[tuple[str, ...]] = ()
 
@@ -121,13 +117,12 @@ class ItemContent:
 
     def _with_items(self: Any, rows):
         """Return the fitted attributes that change if items with these features are added."""
-        attributes = {}
-        for names, predict in ((self._predicted, True), (self._absent, False)):
-            for name in names:
-                if hasattr(self, name):
-                    old = getattr(self, name)
-                    attributes[name] = np.concatenate([old, self._new_rows(old, rows, predict)])
-        return attributes
+        longer = {}
+        for name, old in self._rows_of_items().items():
+            if name in (*self._predicted, *self._absent):
+                new = self._new_rows(old, rows, name in self._predicted)
+                longer[name] = np.concatenate([old, new])
+        return self._with_rows_of_items(longer)
 
     # ------------------------------------------------------------------------ what it needs
 
@@ -139,13 +134,13 @@ class ItemContent:
         new = self._content.predicted(known.reshape(len(known), -1), rows)
         return new.reshape(-1, *old.shape[1:]).astype(old.dtype)
 
-    def _item_prior(self: Any, n_ratings):
-        """Return the prior of items' vectors, by their numbers of ratings, or None."""
-        return ItemFeatures(self.item_features, self.items).prior(n_ratings)
+    @property
+    def _item_content(self: Any):
+        return ItemFeatures(self.item_features, self.items)
 
     def _with_content(self, attributes, n_ratings, shrunk=True):
         """Return a centralised model's attributes with what features say of its items."""
-        prior = self._item_prior(n_ratings)
+        prior = self._item_content.prior(n_ratings)
         if prior is None:
             return attributes
         complete = prior.completed if shrunk else prior.filled

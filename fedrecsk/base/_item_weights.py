@@ -116,8 +116,9 @@ class NearestItemsMixin(NearestParameters, ItemWeightsMixin):
     def _direction(self):
         return Direction(self.backward_weight_, self.pair_support_)
 
-    def _asked_weight(self):
-        """Return `backward_weight`, None if the sum of pairs is to say it."""
+    @property
+    def _backward_weight(self):
+        """Return the weight, None if the sum of pairs is to say it."""
         if self.backward_weight != "auto":
             return float(self.backward_weight)
         return None if self.pair_half_life == "auto" and self.timestamps is not None else 1.0

@@ -6,10 +6,11 @@ import platform
 import shutil
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import sklearn
+from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk import portable
@@ -23,9 +24,7 @@ from fedrecsk.data.ids import id_array, missing_id
 
 if TYPE_CHECKING:
     from os import PathLike
-    from typing import Any
 
-    from numpy.typing import ArrayLike, NDArray
     from pandas import DataFrame
 
 # Models in which the scores of new users are linear in their rows.

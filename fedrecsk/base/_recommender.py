@@ -6,12 +6,14 @@ import copy
 import functools
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
@@ -29,7 +31,6 @@ from fedrecsk._utils.sklearn_compat import (
 )
 from fedrecsk.base._public_half import PublicHalf
 from fedrecsk.base._recommend import Recommends
-from fedrecsk.base._similarity import Similarity
 from fedrecsk.cluster import _frames
 from fedrecsk.data import _checks
 from fedrecsk.data._mistakes import (
@@ -50,10 +51,6 @@ from fedrecsk.data.interactions import (
 from fedrecsk.models import Factors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any, Self, TypeVar
-
-    from numpy.typing import NDArray
     from sklearn.utils import Tags
 
     from fedrecsk.data.interactions import Population
@@ -146,7 +143,7 @@ _SIZES = ("n_factors", "n_bits")
 
 
 @dataclass(eq=False, repr=False)
-class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, PlainParameters, ABC):
+class Recommender(Recommends, PublicHalf, CallbackSupportMixin, PlainParameters, ABC):
     """Base class of all recommenders: reads input, predicts and recommends.
 
     A subclass defines `_fit`, which returns factors and biases under their usual names (any of
@@ -192,6 +189,14 @@ class Recommender(Recommends, PublicHalf, Similarity, CallbackSupportMixin, Plai
     def _model(self) -> Model:
         """Return the fitted model, which scores users and items by their codes."""
         return Factors.of(vars(self))
+
+    def _rows_of_items(self):
+        """Return arrays by name, among which are those with a row for each item."""
+        return vars(self)
+
+    def _with_rows_of_items(self, arrays):
+        """Return the fitted attributes, given arrays in the place of those of the same names."""
+        return arrays
 
     def _forget_users(self, users):
         """Drop further state of replaced users, in new arrays: copies share the fitted ones."""

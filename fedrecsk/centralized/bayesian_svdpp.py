@@ -179,7 +179,7 @@ class BayesianSVDpp(ItemContent, RatingMixin, Recommender):
         run = begun(self, data, "n_samples")
         rows = Rows.of(data)
         with get_threadpool_controller().limit(limits=1, user_api="blas"):
-            content = self._item_prior(rows.n_ratings)
+            content = self._item_content.prior(rows.n_ratings)
             problem = sampler.Problem.of(rows, self.kernel_rank, self.noise_df, content)
             if run.state is None:
                 generator = run.key.generator("first vectors")

@@ -128,7 +128,7 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
             "item_weights_": weights_of(inverse).astype(self._dtype),
             "user_history_": histories(likes, self._dtype, self.history_half_life),
         }
-        prior = self._item_prior(np.bincount(likes.items, minlength=data.n_items))
+        prior = self._item_content.prior(np.bincount(likes.items, minlength=data.n_items))
         if prior is not None:
             weights = filled_weights(prior, attributes["item_weights_"])
             attributes |= {"item_weights_": weights, "_content": prior}

@@ -8,7 +8,7 @@ import importlib
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from scipy import sparse
@@ -27,10 +27,6 @@ from fedrecsk.data._checks import hint
 from fedrecsk.models import Factors
 from fedrecsk.models._model import linear_scores
 from fedrecsk.portable import Ridge
-
-if TYPE_CHECKING:
-    from typing import Any
-
 
 PAIRS_PER_STEP = 16
 

@@ -10,7 +10,6 @@ from fedrecsk._utils.docs import documented
 from fedrecsk.base import RankingMixin, Recommender, _item_weights, check_likes
 from fedrecsk.base._fading import life_of
 from fedrecsk.base._item_cosines import NearestContent, cosines_of
-from fedrecsk.base._item_prior import ItemFeatures
 from fedrecsk.base._item_weights import (
     NearestItemsMixin,
     dense_gram,
@@ -125,15 +124,14 @@ class ItemKNN(NearestContent, NearestItemsMixin, RankingMixin, Recommender):
     def _fit(self, data, report):
         check_likes(data)
         likes = liked(data)
-        asked, half_life = self._asked_weight(), life_of(self, "pair_half_life")
+        asked, half_life = self._backward_weight, life_of(self, "pair_half_life")
         gram, squares = self._gram(likes, half_life, asked != 1), None
         if asked is None:
             squares = squares_of_pairs(likes, half_life, np.ones(data.n_clients, dtype=bool))
         counts = diagonal(gram, data.n_items)
         matrix, direction = directed(gram, data.n_items, asked, squares)
         powers = direction.powers(self.power, self.history_power)
-        content = ItemFeatures(self.item_features, self.items)
-        cosines = cosines_of(content, counts, self.content_weight)
+        cosines = cosines_of(self._item_content, counts, self.content_weight)
         own = self.n_neighbors, *powers, self.shrinkage
         nearest = nearest_items(matrix, counts, *own, dtype=self._dtype, cosines=cosines)
         life = direction.half_life(self.history_half_life)

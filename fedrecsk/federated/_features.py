@@ -1,18 +1,17 @@
-"""The parameters `item_features` and `user_features` of federated methods.
+"""The parameter `user_features` of federated methods.
 
-The server knows items' features, and clients send nothing more. Users' features say what users are
-like before they rate, learned from sums: each client reads the features of its own users. Users'
-vectors v, less what is expected of them otherwise, are regressed on x = (1, features), with weights
-``w = n_u / (n_u + h)``: clients send the number of their users with features and the sums over them
-of ``w x x'``, ``w x v'`` and ``w v^2``. The coefficients come with the final model, from which
-clients infer their users once more.
+Users' features say what users are like before they rate, learned from sums: each client reads the
+features of its own users. Users' vectors v, less what is expected of them otherwise, are regressed
+on x = (1, features), with weights ``w = n_u / (n_u + h)``: clients send the number of their users
+with features and the sums over them of ``w x x'``, ``w x v'`` and ``w v^2``. The coefficients come
+with the final model, from which clients infer their users once more.
 """
 
 from __future__ import annotations
 
 import reprlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -20,17 +19,13 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.given import check_given
-from fedrecsk.base._item_prior import ROUNDING, SHRINKAGE, ItemContent, shrunk
+from fedrecsk.base._item_prior import ROUNDING, SHRINKAGE, shrunk
 from fedrecsk.data.frames import library_of, make_frame, place_of_ids, with_index
 from fedrecsk.data.ids import Ids, id_array, named
 from fedrecsk.data.item_features import columns_of, has_ids
 from fedrecsk.federated.base import Mixin
-from fedrecsk.protocol.keys import Key
-from fedrecsk.protocol.messages import Dense, Form, Message
+from fedrecsk.protocol.messages import Dense, Form
 from fedrecsk.updates import FieldSpec, SparseRows
-
-if TYPE_CHECKING:
-    from typing import Any, Self
 
 SQUARES, SUMS, MEANS = "user_features", "user_sums", "user_means"
 REFUSES = {
@@ -42,28 +37,6 @@ REFUSES = {
     "fit on a cluster": "user_features are in one frame; leave them out, or fit in one process: "
     "X.compute().",
 }
-
-
-@dataclass(eq=False, repr=False)
-class FederatedContent(ItemContent, Mixin):
-    """`item_features` of a method whose algorithm keeps an ItemPrior (`item_prior`)."""
-
-    # Fields of the final message with a row for each item that features predict, and those that
-    # are 0 for an item without ratings.
-    _predicted_fields: ClassVar[tuple[str, ...]] = ()
-    _absent_fields: ClassVar[tuple[str, ...]] = ()
-
-    def _with_items(self, rows):
-        """Return the attributes of the final message with rows for items with these features."""
-        message = Message(**self._final_message)
-        for names, predict in ((self._predicted_fields, True), (self._absent_fields, False)):
-            for name in set(names) & set(message):
-                field = message[name]
-                new = self._new_rows(field.values, rows, predict)
-                message[name] = replace(field, values=np.concatenate([field.values, new]))
-        algorithm = self._algorithm()
-        attributes = algorithm.server_attributes(algorithm.decode(message, Key(0)))
-        return attributes | {"_final_message": message}
 
 
 class UserSums(NamedTuple):
@@ -280,13 +253,10 @@ class UserFeatures(Mixin):
         report.static |= {"_added": None}
         return super()._fit(data, report)
 
-    def _user_regression(self):
-        """Return the regression of users' vectors on their features."""
-        return UserRegression(self._n_features, self.HALF_OF_USERS)
-
     @property
-    def _n_features(self):
-        return 0 if self.user_features is None else len(columns_of(self.user_features))
+    def _regression(self):
+        n_features = 0 if self.user_features is None else len(columns_of(self.user_features))
+        return UserRegression(n_features, self.HALF_OF_USERS)
 
     def _check_before_fit(self):
         if self.user_features is not None:

@@ -345,18 +345,19 @@ class FederatedGram(GramParameters, FadingPairs, RankingMixin, FederatedRecommen
     _: KW_ONLY
     n_rounds: AtLeast1 = 1
 
-    @abstractmethod
-    def _algorithm(self) -> GramAlgorithm:
-        """Return the method's algorithm, with these hyperparameters."""
+    @property
+    def _pair_half_life(self):
+        return life_of(self, "pair_half_life")
 
-    def _of_sums(self, kind, **parts):
-        """Return an algorithm of a class, which knows whether the federation hides items."""
+    @property
+    def _hides_items(self):
         federation = self._setting()
-        mechanism = federation.central_dp
-        clip = None if mechanism is None else mechanism._bound_of_setup
-        secret = mechanism is not None or federation.secure_aggregation is not None
-        parts |= {"hides_items": secret, "clip": clip}
-        return self._build(kind, pair_half_life=life_of(self, "pair_half_life"), **parts)
+        return federation.central_dp is not None or federation.secure_aggregation is not None
+
+    @property
+    def _clip(self):
+        mechanism = self._setting().central_dp
+        return None if mechanism is None else mechanism._bound_of_setup
 
     def _least_bytes(self, data):
         # `_check_setting` knows more.

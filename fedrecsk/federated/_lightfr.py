@@ -92,7 +92,7 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[LightFRServer, LightFRClient
     trains_items: bool = True
     # Not where items are added.
     moves_users: bool = True
-    content: ItemFeatures
+    item_content: ItemFeatures
 
     @property
     def traits(self):
@@ -111,7 +111,7 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[LightFRServer, LightFRClient
             random_codes(key, "item codes", items, 1, self.n_bits)[:, 0],
             self.scale(catalogue.rating_range),
             np.zeros(self.n_bits, dtype=np.float32),
-            self.content.prior(np.ones(catalogue.n_items)),
+            self.item_content.prior(np.ones(catalogue.n_items)),
         )
 
     def announce(self, server):

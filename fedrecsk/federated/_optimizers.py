@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedrecsk._utils.constraints import Positive
-from fedrecsk._utils.parameters import Value, constant
+from fedrecsk._utils.parameters import constant
 
 
 def adam(method, moments, n_steps, gradient):
@@ -42,14 +42,10 @@ class StepParameters:
     EPSILON: float = constant(1e-8)
 
 
-@dataclass(eq=False)
-class Descent(StepParameters, Value):
-    """How the server steps along a gradient."""
-
-    def step(self, values, gradient, moments):
-        """Return values (float64) a step down the gradient, and the new Moments (None before)."""
-        if self.optimizer == "adam":
-            n_steps, mean, square = (0, 0.0, 0.0) if moments is None else moments
-            gradient, (mean, square) = adam(self, (mean, square), n_steps + 1, gradient)
-            moments = Moments(n_steps + 1, mean, square)
-        return values.astype(np.float64) - self.learning_rate * gradient, moments
+def descend(method, values, gradient, moments):
+    """Return values (float64) a step down the gradient, and the new Moments (None before)."""
+    if method.optimizer == "adam":
+        n_steps, *before = (0, 0.0, 0.0) if moments is None else moments
+        gradient, after = adam(method, before, n_steps + 1, gradient)
+        moments = Moments(n_steps + 1, *after)
+    return values.astype(np.float64) - method.learning_rate * gradient, moments

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from fedrecsk._utils.constraints import AtLeast1
-from fedrecsk._utils.parameters import Value
 from fedrecsk.models import Factors, clipped
+from fedrecsk.protocol.algorithm import Algorithm, C, S
 from fedrecsk.protocol.messages import Dense
 from fedrecsk.updates import FieldSpec, Updates
 
 # What clients send in the set-up for the mean of all ratings: `sums_of_ratings`.
 RATINGS = {"ratings": FieldSpec((2,), learned=False)}
+
+
+def held_items(n_items):
+    """Return the field of the items that a client holds: an int32 for each, its index."""
+    return {"held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False)}
 
 
 def sums_of_ratings(block):
@@ -64,19 +68,12 @@ class Scale(NamedTuple):
         return float((self.high - self.low) or 1)
 
 
-@dataclass(eq=False, repr=False)
-class ColumnParameters:
-    """Parameters of methods whose vectors have a bias in column 0, if there are `biases`."""
-
-    n_factors: AtLeast1 = 20
-    _: KW_ONLY
-    biases: bool = True
-
-
 @dataclass(kw_only=True, eq=False)
-class Columns(ColumnParameters, Value):
-    """Vectors of items and users; column 0 is the bias, if the method has `biases`."""
+class ColumnAlgorithm(Algorithm[S, C]):
+    """Vectors have biases in column 0, if any; the server sends `item_vectors` and a `scale`."""
 
+    n_factors: int
+    biases: bool
     dtype: type[np.floating] = np.float32
 
     @property
@@ -87,39 +84,38 @@ class Columns(ColumnParameters, Value):
     def first_items(self, n_items, std, key):
         """Return normally distributed item vectors of this standard deviation."""
         shape = n_items, self.width
-        return self.first(std * key.generator("item vectors").standard_normal(shape))
+        return self.first_vectors(std * key.generator("item vectors").standard_normal(shape))
 
-    def first(self, vectors):
+    def first_vectors(self, vectors):
         """Return vectors that were drawn as vectors to begin with, of bias 0."""
         if self.biases:
             vectors[:, 0] = 0
         return vectors.astype(self.dtype)
 
-    def of_users(self, block):
+    def numbers_of_users(self, block):
         """Return the number of each number in users' vectors, by which it is drawn."""
         return block.users[:, None] * self.width + np.arange(self.width)
 
+    def without_bias(self, vectors):
+        """Return a view of vectors without the bias in front."""
+        return vectors[:, int(self.biases) :]
+
     def attributes(self, vectors, what):
         """Return vectors of "item" or "user" as fitted attributes."""
-        factors = {f"{what}_factors_": vectors[:, int(self.biases) :]}
+        factors = {f"{what}_factors_": self.without_bias(vectors)}
         return factors | ({f"{what}_bias_": vectors[:, 0]} if self.biases else {})
 
-
-class ColumnModel:
-    """Mixin of algorithms that have `columns`, and send `item_vectors` and a `scale`."""
-
-    if TYPE_CHECKING:
-        columns: Columns
+    # ------------------------------------------------------------------------ the model
 
     def server_attributes(self, message):
         """Return the fitted attributes of items, from the final message."""
         low, high, level = Scale.received(message)
-        attributes = self.columns.attributes(message["item_vectors"].values, "item")
+        attributes = self.attributes(message["item_vectors"].values, "item")
         return attributes | {"global_bias_": level, "rating_scale_": (low, high)}
 
-    def user_attributes(self, block, clients):
+    def user_attributes(self, block, clients: Any):
         """Return the fitted attributes of users."""
-        return self.columns.attributes(clients.users, "user")
+        return self.attributes(clients.users, "user")
 
     def model(self, fitted):
         """Return the model, whose scores are clipped to the scale."""

@@ -1,4 +1,4 @@
-"""Weighted matrix factorisation: the algorithm that LocALS, LocSGD, GlobSGD and FCF share."""
+"""Weighted matrix factorisation: what LocALS, LocSGD, GlobSGD and FCF share."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.kernels import LazyModule
-from fedrecsk._utils.parameters import Value, constant
-from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
+from fedrecsk._utils.parameters import constant
+from fedrecsk.base import RankingMixin, check_likes
+from fedrecsk.base._fading import FadingHistory
+from fedrecsk.base._item_prior import ItemContent, ItemFeatures, ItemPrior
 from fedrecsk.base._item_weights import fades_of
-from fedrecsk.models._model import weighted_factors
-from fedrecsk.portable import short_histories
-from fedrecsk.protocol.algorithm import Algorithm, Traits
+from fedrecsk.federated._ratings import held_items, numbers_of_holders
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.models import Factors
+from fedrecsk.portable import Ridge, short_histories
+from fedrecsk.protocol.algorithm import Algorithm, C, S, Traits
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
 from fedrecsk.protocol.states import Kept, PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
@@ -65,13 +69,13 @@ class UserParameters:
 
 
 @dataclass(kw_only=True, eq=False)
-class UserProblem(UserParameters, Value):
-    """The objective of each user, given the items."""
+class UserAlgorithm(UserParameters, Algorithm[S, C]):
+    """Clients find their users by weighted least squares, given the items."""
 
-    history_half_life: float | Literal["auto"] | None = None
+    history_half_life: float | Literal["auto"] | None
     dtype: type[np.floating] = np.float32
 
-    def enter(self, block) -> WMFClients:
+    def first_users(self, block) -> WMFClients:
         """Return users whose vectors are zero."""
         extra, pull = self.preferences(block)
         users = np.zeros((block.n_users, self.n_factors), dtype=self.dtype)
@@ -91,7 +95,7 @@ class UserProblem(UserParameters, Value):
         growth = 1 + np.bincount(users, extra, block.n_users) / pivot
         return (self.reg_user * growth**self.reg_exponent).astype(self.dtype)
 
-    def solve(self, block, clients, active, items, gram, chosen=None, n_steps=None):
+    def fit_users(self, block, clients, active, items, gram, chosen=None, n_steps=None):
         """Fit the active clients' users to items; return loss and weight over all their pairs."""
         chosen, users = block.items if chosen is None else chosen, clients.users
         ratings = wmf_kernels.Ratings(chosen, clients.extra, clients.pull)
@@ -108,7 +112,7 @@ class UserProblem(UserParameters, Value):
         """
         # Only their own data count.
         part = block.part(active)
-        clients = self.enter(part)
+        clients = self.first_users(part)
         if self.history_half_life is not None and part.times is not None:
             # Rows of 0 are as if there were none.
             fades = fades_of(part, self.history_half_life)
@@ -123,16 +127,19 @@ class UserProblem(UserParameters, Value):
         with np.errstate(over="ignore", invalid="ignore"):
             penalties, shares = short_histories(gram.astype(np.float64), n)
             clients.penalties += penalties.astype(self.dtype)
-            self.solve(part, clients, everyone, items, gram)
+            self.fit_users(part, clients, everyone, items, gram)
             clients.users += (shares[:, None] * (clients.users @ gram)).astype(self.dtype)
         return replace(clients, users=block.spread(clients.users, active))
 
-    def losses(self, model, held_out, seen):
+    def personalize(self, block, clients, message, turn, key):
+        return self.personalized(block, turn.active, *self.received(message))
+
+    def losses(self, model: Any, held_out, seen):
         """Return the objective on held-out rows, which share the items without a row."""
         confidence = 1.0 + self.preferences(held_out)[0]
         scores = model.score_pairs(held_out.users, held_out.items)
         users, n_users = held_out.users, held_out.n_users
-        everything = np.einsum("ud,de,ue->u", model.users, self.gram(model.items), model.users)
+        everything = np.einsum("ud,de,ue->u", model.users, self.gram_of(model.items), model.users)
         seen_indptr, seen_items = seen
         seen_users = np.repeat(np.arange(n_users), np.diff(seen_indptr))
         squares = model.score_pairs(seen_users, seen_items) ** 2
@@ -145,18 +152,49 @@ class UserProblem(UserParameters, Value):
         names = "item_factors", "gram"
         return tuple(message[name].values.astype(self.dtype, copy=False) for name in names)
 
-    def decoded(self, message):
+    def decode(self, message, key):
         """Return a message with the sum of q q', which clients compute if they get all items."""
         if "gram" in message or "item_factors" not in message:
             return message
-        return Message(**message, gram=Derived(self.gram(message["item_factors"].values)))
+        return Message(**message, gram=Derived(self.gram_of(message["item_factors"].values)))
 
-    def gram(self, items):
+    def gram_of(self, items):
         """Return the sum of q q' over all items."""
         items = items.astype(np.float64)
         # If clients diverge, the server raises an error in the next round.
         with np.errstate(over="ignore", invalid="ignore"):
             return (items.T @ items).astype(self.dtype)
+
+    # ------------------------------------------------------------------------ the model
+
+    def server_attributes(self, message):
+        return {"item_factors_": message["item_factors"].values}
+
+    def user_attributes(self, block, clients: Any):
+        return {"user_factors_": clients.users}
+
+    def model(self, fitted):
+        factors = fitted["item_factors_"]
+
+        def popular_directions():
+            # Popular items have long vectors, and much in common: this ranks like popularity.
+            scores = factors @ factors.mean(axis=0)
+            return scores / max(scores.max(), np.finfo(scores.dtype).tiny)
+
+        def rule():
+            items = factors.astype(float)
+            return Ridge.of(
+                factors,
+                items.T @ items,
+                reg=float(self.reg_user),
+                reg_exponent=float(self.reg_exponent),
+                n_items=self.REG_PIVOT or len(items),
+                rates=False,
+                confidence=float(self.alpha),
+                is_cautious=True,
+            )
+
+        return Factors.of(fitted, unknown=popular_directions, make_rule=rule)
 
 
 def n_likes(block):
@@ -197,12 +235,10 @@ class ImplicitParameters(UserParameters):
 
 
 @dataclass(kw_only=True, eq=False)
-class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, WMFClients]):
+class ImplicitAlgorithm(ImplicitParameters, UserAlgorithm[Any, WMFClients]):
     """The server's items and the clients' users of implicit feedback."""
 
-    dtype: type[np.floating] = np.float32
-    problem: UserProblem
-    content: ItemFeatures
+    item_content: ItemFeatures
 
     @property
     def traits(self):
@@ -218,12 +254,10 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, WMFClients]):
     def setup_fields(self, n_items):
         if self.upload == "all":
             return {"held_items": FieldSpec((n_items,), dtype="uint8", learned=False)}
-        # An int32 for each held item: its index.
-        return {"held_items": FieldSpec((n_items,), "held", dtype="int32", learned=False)}
+        return held_items(n_items)
 
     def answer(self, block, message, key):
-        held = np.bincount(block.row_items, minlength=block.n_items)
-        return Updates({"held_items": held})
+        return Updates({"held_items": numbers_of_holders(block)})
 
     def begin(self, catalogue, sums, key):
         shape = (catalogue.n_items, self.n_factors)
@@ -231,9 +265,9 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, WMFClients]):
         items, n_clients = items.astype(self.dtype), catalogue.n_clients
         if sums is None:
             # Nobody knows which items are held.
-            return WMFServer(items, n_clients, None, self.content.prior(np.ones(len(items))))
+            return WMFServer(items, n_clients, None, self.item_content.prior(np.ones(len(items))))
         held = sums["held_items"]
-        return WMFServer(items, n_clients, held.mean[:, None], self.content.prior(held.sum))
+        return WMFServer(items, n_clients, held.mean[:, None], self.item_content.prior(held.sum))
 
     # ---------------------------------------------------------------------- each round
 
@@ -241,11 +275,8 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, WMFClients]):
         items = server.items
         if self.upload == "all":
             return Message(item_factors=Dense(items))
-        gram = Dense(self.problem.gram(items), compressible=False)
+        gram = Dense(self.gram_of(items), compressible=False)
         return Message(item_factors=Rows(items), gram=gram)
-
-    def decode(self, message, key):
-        return self.problem.decoded(message)
 
     def fields(self, n_items):
         d, rows = self.n_factors, "all" if self.upload == "all" else "held"
@@ -257,13 +288,13 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, WMFClients]):
         return specs
 
     def enter(self, block, message, key):
-        return self.problem.enter(block)
+        return self.first_users(block)
 
     def gradients(self, block, clients, message, turn):
         """Fit the active clients' users; return half their gradients in the items, and the loss."""
-        items, gram = self.problem.received(message)
+        items, gram = self.received(message)
         out = wmf_kernels.uploads(block, turn, clients.users)
-        loss = self.problem.solve(block, clients, turn.active, items, gram)
+        loss = self.fit_users(block, clients, turn.active, items, gram)
         ratings = wmf_kernels.Ratings(block.rows, clients.extra, clients.pull)
         work = wmf_kernels.workspace(block, clients.users)
         is_full = self.aggregation == "full"
@@ -299,9 +330,6 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, WMFClients]):
         items, prior = server.items, server.prior
         return Message(item_factors=Dense(items if prior is None else prior.filled(items)))
 
-    def personalize(self, block, clients, message, turn, key):
-        return self.problem.personalized(block, turn.active, *self.problem.received(message))
-
     # ------------------------------------------------------------------- on the server
 
     def mean_rows(self, upload):
@@ -335,33 +363,13 @@ class ImplicitAlgorithm(ImplicitParameters, Algorithm[Any, WMFClients]):
         share = min(1.0, 2 * upload.n_clients / server.n_clients)
         return share / (1 + lean * self.alpha * server.held_share / 2)
 
-    # ------------------------------------------------------------------------ the model
-
-    def server_attributes(self, message):
-        return {"item_factors_": message["item_factors"].values}
-
-    def user_attributes(self, block, clients):
-        return {"user_factors_": clients.users}
-
-    def model(self, fitted):
-        return weighted_factors(fitted, self.problem)
-
-    def losses(self, model, held_out, seen):
-        return self.problem.losses(model, held_out, seen)
-
-
-@dataclass(eq=False, repr=False)
-class ClientItemsParameters(ImplicitParameters):
-    """Parameters of LocALS and LocSGD."""
-
-    _: KW_ONLY
-    prox: NotNegative = 10.0
-    local_epochs: AtLeast1 = 1
-
 
 @dataclass(kw_only=True, eq=False)
-class ClientItemsAlgorithm(ClientItemsParameters, ImplicitAlgorithm):
+class ClientItemsAlgorithm(ImplicitAlgorithm):
     """The clients move the items, and the server averages: LocALS and LocSGD."""
+
+    prox: NotNegative
+    local_epochs: AtLeast1
 
     def centers(self, message):
         # The matrix of a client that does not change the items that it does not hold.
@@ -386,7 +394,7 @@ class ClientItemsAlgorithm(ClientItemsParameters, ImplicitAlgorithm):
 
     def own_grams(self, block, active, message, versions, follows):
         """Return the sum of q q' over all items as each active client has them after an epoch."""
-        (items, gram), grams = self.problem.received(message), np.zeros_like(follows)
+        (items, gram), grams = self.received(message), np.zeros_like(follows)
         for c in np.flatnonzero(active):
             rows = slice(*block.row_indptr[c : c + 2])
             before, after = items[block.row_items[rows]], versions[rows]
@@ -432,3 +440,19 @@ def divide(change, matrix, shift=0.0):
     # Small shifts must not enlarge what the sum does not resolve.
     divisors = np.maximum(np.maximum(sizes, 0) + shift, RESOLUTION * sizes.max())
     return (change @ vectors / divisors) @ vectors.T
+
+
+# ------------------------------------------------------------------------------ the estimator
+
+
+@dataclass(eq=False, repr=False)
+class ImplicitMF(
+    ImplicitParameters, ItemContent, FadingHistory, RankingMixin, FederatedRecommender
+):
+    """Base class of the estimators whose algorithm is an `ImplicitAlgorithm`."""
+
+    _predicted = ("item_factors",)
+    _user_width = "n_factors"
+
+    def _check_setting(self, plan, data, blocks):
+        check_likes(data)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
-from typing import TYPE_CHECKING, Literal, get_type_hints
+from typing import Literal, get_type_hints
 
 from fedrecsk._utils.constraints import types_of
 from fedrecsk.base import RankingMixin, RatingMixin
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.protocol.algorithm import Algorithm
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["estimator_of"]
 

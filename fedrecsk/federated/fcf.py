@@ -10,9 +10,8 @@ import numpy as np
 from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk.federated import _wmf
-from fedrecsk.federated._implicit_mf import ImplicitMF
-from fedrecsk.federated._optimizers import Descent, Moments, StepParameters
-from fedrecsk.federated._wmf import ImplicitAlgorithm, ImplicitParameters
+from fedrecsk.federated._optimizers import Moments, StepParameters, descend
+from fedrecsk.federated._wmf import ImplicitAlgorithm, ImplicitMF, ImplicitParameters
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
 
 __all__ = ["FCF"]
@@ -34,7 +33,7 @@ class FCFServer(_wmf.WMFServer):
 
 
 @dataclass(eq=False, repr=False)
-class FCFParameters(ImplicitParameters):
+class FCFParameters(StepParameters, ImplicitParameters):
     """Parameters of FCF."""
 
     _: KW_ONLY
@@ -45,8 +44,6 @@ class FCFParameters(ImplicitParameters):
 @dataclass(kw_only=True, eq=False)
 class FCFAlgorithm(FCFParameters, ImplicitAlgorithm):
     """Every client solves for its users, and uploads the gradient in all items."""
-
-    descent: Descent
 
     @property
     def traits(self):
@@ -79,7 +76,7 @@ class FCFAlgorithm(FCFParameters, ImplicitAlgorithm):
         items, is_whole = server.items.astype(np.float64), self.upload == "all"
         gradient = upload["gradient"].mean if is_whole else self.mean_gradient(items, upload)
         gradient = gradient + self.item_penalties(server) * items
-        items, moments = self.descent.step(items, 2 * gradient, server.moments)
+        items, moments = descend(self, items, 2 * gradient, server.moments)
         return replace(server.with_items(items), moments=moments)
 
 
@@ -100,7 +97,7 @@ def _of_all(block, turn, items, out):
 
 @documented
 @dataclass(eq=False, repr=False)
-class FCF(FCFParameters, StepParameters, ImplicitMF):
+class FCF(FCFParameters, ImplicitMF):
     """Federated collaborative filtering: gradients of all items, and Adam on the server.
 
     Each round every client solves for its users' vectors exactly, given all items, and uploads
@@ -206,8 +203,7 @@ class FCF(FCFParameters, StepParameters, ImplicitMF):
     n_rounds: AtLeast1 = 60
     learning_rate: Positive = 0.05
 
-    def _algorithm(self):
-        return self._implicit(FCFAlgorithm, descent=self._build(Descent))
+    _kind = FCFAlgorithm
 
     def _check_setting(self, plan, data, blocks):
         super()._check_setting(plan, data, blocks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -24,9 +23,10 @@ from fedrecsk.base._item_weights import (
     whole,
 )
 from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, GramParameters
+from fedrecsk.federated._ratings import held_items, numbers_of_holders
 from fedrecsk.models._model import Weights
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
-from fedrecsk.updates import FieldSpec, Updates
+from fedrecsk.updates import Updates
 
 __all__ = ["FedEASE"]
 
@@ -54,15 +54,13 @@ class OwnWeightsAlgorithm(OwnWeightsParameters, GramAlgorithm):
         return self.download == "local" or (self.download == "auto" and not self.hides_items)
 
     def setup_fields(self, n_items):
-        held = FieldSpec((n_items,), "held", dtype="int32", learned=False)
         counts = super().setup_fields(n_items)
-        return counts | ({"held_items": held} if self.sends_rows else {})
+        return counts | (held_items(n_items) if self.sends_rows else {})
 
     def answer(self, block, message, key):
         if self.clip is not None:
             return super().answer(block, message, key)
-        held = np.bincount(block.row_items, minlength=block.n_items)
-        return Updates({"held_items": held})
+        return Updates({"held_items": numbers_of_holders(block)})
 
     def life_of_history(self, direction: Direction | None) -> float | Literal["auto"] | None:
         """Return the half-life of histories, by what the final model says of direction."""
@@ -92,7 +90,7 @@ class FedEASEAlgorithm(OwnWeightsAlgorithm):
     """The server inverts the sum."""
 
     reg: float
-    content: ItemFeatures
+    item_content: ItemFeatures
 
     def downloads(self, n_items):
         weights, inverse = Form((n_items, n_items)), Form((n_pairs(n_items),))
@@ -112,7 +110,7 @@ class FedEASEAlgorithm(OwnWeightsAlgorithm):
         )
 
     def item_prior(self, server):
-        return self.content.prior(server.counts)
+        return self.item_content.prior(server.counts)
 
     def decode(self, message, key):
         if "inverse" not in message:
@@ -122,18 +120,9 @@ class FedEASEAlgorithm(OwnWeightsAlgorithm):
         return Message(**message, item_weights=Derived(weights.astype(self.dtype)))
 
 
-@dataclass(eq=False, repr=False)
-class OwnWeights(OwnWeightsParameters, FederatedGram):
-    """Base class of the estimators whose algorithm is an `OwnWeightsAlgorithm`."""
-
-    @abstractmethod
-    def _algorithm(self) -> OwnWeightsAlgorithm:
-        """Return the method's algorithm, with these hyperparameters."""
-
-
 @documented
 @dataclass(eq=False, repr=False)
-class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
+class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeightsParameters, FederatedGram):
     """Embarrassingly shallow autoencoder from one sum in one round.
 
     :class:`EASE` needs only X'X, which is a sum over users. Every client
@@ -263,12 +252,14 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeights):
 
     reg: Positive | Literal["auto"] = "auto"
 
-    def _algorithm(self):
-        content = ItemFeatures(self.item_features, self.items)
-        mechanism, reg = self._setting().central_dp, self.reg
-        if reg == "auto":
-            reg = REG if mechanism is None else PRIVATE_REG * mechanism.clip
-        return self._of_sums(FedEASEAlgorithm, content=content, reg=reg)
+    _kind = FedEASEAlgorithm
+
+    @property
+    def _reg(self):
+        if self.reg != "auto":
+            return self.reg
+        mechanism = self._setting().central_dp
+        return REG if mechanism is None else PRIVATE_REG * mechanism.clip
 
     def _with_items(self, rows):
         attributes = super()._with_items(rows)

@@ -7,19 +7,21 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
 from fedrecsk._utils.constraints import AtLeast0, AtLeast1, Column, DataFrame, Positive, RatingRange
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin
-from fedrecsk.base._item_prior import ItemFeatures
+from fedrecsk.base._item_prior import ItemContent, ItemFeatures
 from fedrecsk.data import _times
 from fedrecsk.data._checks import scale_of
+from fedrecsk.data.interactions import id_columns
 from fedrecsk.federated import _empirical_bayes, _ratings
-from fedrecsk.federated._day_effects import DayEffects, effects_of_days
+from fedrecsk.federated._day_effects import effects_of_days
 from fedrecsk.federated._empirical_bayes import Scale, fedeb_kernels
-from fedrecsk.federated._features import FederatedContent, UserFeatures, UserRegression
+from fedrecsk.federated._features import UserFeatures, UserRegression
 from fedrecsk.federated._fedeb_server import (
     FedEBServer,
     Learned,
@@ -33,19 +35,14 @@ from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors, clipped
 from fedrecsk.models._model import linear_scores
-from fedrecsk.protocol.algorithm import Algorithm, Loss, PlansRounds, Traits
+from fedrecsk.protocol.algorithm import Algorithm, PlansRounds, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, Message, Rows
 from fedrecsk.protocol.states import PerUser
 from fedrecsk.updates import FieldSpec, Updates
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from fedrecsk.protocol.blocks import Block
-    from fedrecsk.protocol.keys import Key, Keys
-    from fedrecsk.protocol.messages import Catalogue, Upload
-    from fedrecsk.protocol.participation import RoundMasks, Sampling
 
 __all__ = ["FedEB"]
 
@@ -118,7 +115,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
     """Clients infer their users; the server steps along gradients and learns the variances."""
 
     dtype: type[np.floating]
-    content: ItemFeatures
+    item_content: ItemFeatures
     regression: UserRegression
 
     @property
@@ -141,10 +138,10 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
     def _rows(self):
         return "all" if self.upload == "all" else "held"
 
-    def rounds(self, sampling: Sampling, n_clients: float) -> int:
+    def rounds(self, sampling, n_clients):
         return round(100 / np.sqrt(sampling.arriving(n_clients)))
 
-    def downloads(self, n_items: int) -> dict[str, Form]:
+    def downloads(self, n_items):
         d = self.n_factors
         items, implicit = Form((n_items, d + 1)), Form((n_items, d))
         forms = {"scale": Form((3,)), "scales": Form((d + 3,)), "n_ratings": Form((n_items,))}
@@ -157,18 +154,17 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
 
     # --------------------------------------------------------------- before the rounds
 
-    def setup_fields(self, n_items: int) -> dict[str, FieldSpec]:
+    def setup_fields(self, n_items):
         counts = FieldSpec((n_items, 3), self._rows, learned=False)
         specs = _ratings.RATINGS | {"counts": counts}
         if self.sketch_size:
             shape = n_items, min(self.sketch_size, n_items)
             specs["sketch"] = FieldSpec(shape, self._rows, learned=False)
         if self.upload == "local":
-            # An int32 for each held item: its index.
-            specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
+            specs |= _ratings.held_items(n_items)
         return specs | self.regression.setup_fields()
 
-    def answer(self, block: Block, message: Message, key: Keys) -> Updates:
+    def answer(self, block, message, key):
         n_rated = np.diff(block.indptr)
         columns = block.weights, None, np.repeat(1 / n_rated, n_rated)
         counts = [np.bincount(block.items, one, minlength=block.n_items) for one in columns]
@@ -183,7 +179,8 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
             fields["held_items"] = _ratings.numbers_of_holders(block)
         return Updates(fields | self.regression.answer(block, weights_of_users(block)))
 
-    def begin(self, catalogue: Catalogue, sums: Upload, key: Key) -> FedEBServer:
+    def begin(self, catalogue, sums, key):
+        assert sums is not None
         m, d = catalogue.n_items, self.n_factors
         items = np.zeros((m, d + 1), self.dtype)
         items[:, 1:] = self.INIT_STD * key.generator("item factors").standard_normal((m, d))
@@ -203,7 +200,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
             n_users=np.rint(n_users),
             shares=shares,
             similar=similar,
-            prior=self.content.prior(n_ratings),
+            prior=self.item_content.prior(n_ratings),
             n_steps=0,
             items=Learned.first(items),
             implicit=Learned.first(np.zeros((m, self._n_implicit), self.dtype)),
@@ -213,7 +210,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
             users=self.regression.begin(sums, self.width),
         )
 
-    def announce(self, server: FedEBServer) -> Message:
+    def announce(self, server):
         message = Message(
             scale=server.scale.sent(), n_ratings=Dense(server.n_ratings, learned=False)
         )
@@ -228,21 +225,21 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
 
     # ---------------------------------------------------------------------- each round
 
-    def broadcast(self, server: FedEBServer, key: Key) -> Message:
+    def broadcast(self, server, key):
         field = Dense if self.upload == "all" else Rows
         fields = {"items": field(server.items.now)}
         if self.implicit:
             fields["implicit"] = field(server.implicit.now)
         return Message(**fields, scales=server.scales.sent())
 
-    def fields(self, n_items: int) -> dict[str, FieldSpec]:
+    def fields(self, n_items):
         specs = {"items": FieldSpec((n_items, self.n_factors + 1), self._rows)}
         if self.implicit:
             specs["implicit"] = FieldSpec((n_items, self.n_factors), self._rows)
         specs["scales"] = FieldSpec((4,), learned=False)
         return specs | self.regression.fields(self.width)
 
-    def enter(self, block: Block, message: Message, key: Keys) -> FedEBClients:
+    def enter(self, block, message, key):
         scale = Scale.received(message)
         ratings, weights = scale.in_units(block).astype(self.dtype), block.weights
         n_ratings = message["n_ratings"].values.astype(self.dtype)
@@ -254,9 +251,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
             users=np.zeros((block.n_users, self.width), self.dtype),
         )
 
-    def update(
-        self, block: Block, clients: FedEBClients, message: Message, turn: RoundMasks, key: Keys
-    ) -> tuple[FedEBClients, Updates, Loss]:
+    def update(self, block, clients, message, turn, key):
         items = with_tastes(message["items"].values, clients.popularity)
         given = items, message["implicit"] if self.implicit else None, message["scales"]
         posterior = self._posterior(clients.users)
@@ -309,7 +304,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
         )
         return squares, weight, out
 
-    def step(self, server: FedEBServer, upload: Upload | None, key: Key) -> FedEBServer:
+    def step(self, server, upload, key):
         if upload is None:
             return server
         t, share, scales = server.n_steps + 1, upload.n_clients / server.n_clients, server.scales
@@ -340,7 +335,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
 
     # ------------------------------------------------------------------------- the end
 
-    def final(self, server: FedEBServer) -> Message:
+    def final(self, server):
         items, prior = server.items.average, server.prior
         fields = {"average_items": Dense(items if prior is None else prior.filled(items))}
         if self.implicit:
@@ -348,14 +343,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
         fields |= self.regression.final(server.users)
         return Message(**fields, scales=server.scales.sent())
 
-    def personalize(
-        self,
-        block: Block,
-        clients: FedEBClients | None,
-        message: Message,
-        turn: RoundMasks,
-        key: Keys,
-    ) -> FedEBClients:
+    def personalize(self, block, clients, message, turn, key):
         # Users start afresh: only their own data count.
         part = block.part(turn.active)
         clients = self._fitted(part, self.enter(part, message, key), message)
@@ -402,9 +390,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
 
     # ------------------------------------------------------------------ with other rows
 
-    def resume(
-        self, now: FedEBServer, before: FedEBServer, places: NDArray[np.int64]
-    ) -> FedEBServer:
+    def resume(self, now, before, places):
         # Factors that the old rows did not need are 0, where they have no gradient: the first
         # random vectors are added, and precisions are learned anew.
         state = super().resume(now, before, places)
@@ -528,8 +514,7 @@ def _expected(block, users, item_bias, items):
 class FedEB(
     FedEBParameters,
     UserFeatures,
-    DayEffects,
-    FederatedContent,
+    ItemContent,
     RatingMixin,
     FederatedRecommender,
 ):
@@ -713,19 +698,61 @@ class FedEB(
     implicit_factors_: ClassVar[np.ndarray]
     noise_std_: ClassVar[float]
     bias_std_: ClassVar[float]
-    _predicted_fields = ("average_items",)
-    _absent_fields = ("average_implicit", "n_ratings", "audiences")
+    _predicted = ("average_items",)
+    _absent = ("average_implicit", "n_ratings", "audiences")
     HALF_OF_USERS = 400.0
 
-    def _algorithm(self):
-        content = ItemFeatures(self.item_features, self.items)
-        regression = self._user_regression()
-        return self._build(FedEBAlgorithm, content=content, regression=regression)
+    _kind = FedEBAlgorithm
 
     @property
     def _width(self):
         """Return how many numbers a user has."""
         return self._algorithm().width
+
+    # ----------------------------------------------------------------- effects of days
+
+    def predict(
+        self, X: ArrayLike, return_std: bool = False
+    ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Estimate the rating of (user, item) pairs, on the days of the rows if it knows these.
+
+        Parameters
+        ----------
+        X, return_std
+            As in `predict` of other models. With `timestamps`, X has that column too. A day without
+            ratings of the user, or a missing one, has no effect.
+
+        Returns
+        -------
+        y_pred : ndarray of shape (n_samples,), dtype float64
+        y_std : ndarray of shape (n_samples,), dtype float64
+            With ``return_std=True``: the predicted standard deviation of the rating.
+
+        Raises
+        ------
+        ValueError
+            With ``return_std=True``, if the model has no standard deviations; or if times are not
+            valid.
+        """
+        found = super().predict(X, return_std)
+        if self.timestamps is None:
+            return found
+        predicted = found[0] if return_std else found
+        X, _ = self._checked(X)
+        users = self._users.codes(id_columns(X)[0])
+        days = _times.days_of(X, self.timestamps, all_users=False)
+        rows = np.flatnonzero((users >= 0) & ~np.isnan(days))
+        # Of no rows, SciPy's answer is a sparse array.
+        if len(rows):
+            effects = self.user_days_[users[rows], days[rows].astype(np.int64)]
+            predicted[rows] += np.asarray(effects).ravel()
+        predicted = np.clip(predicted, *self.rating_scale_)
+        return (predicted, found[1]) if return_std else predicted
+
+    def _times_of(self, X: ArrayLike, *, all_users: bool = False) -> np.ndarray | None:
+        if self.timestamps is None:
+            return None
+        return _times.days_of(X, self.timestamps, all_users=all_users)
 
     # --------------------------------------------------------------- what a fit gives
 

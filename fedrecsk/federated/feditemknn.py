@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,8 @@ from fedrecsk.base._item_weights import (
     sparse_weights,
 )
 from fedrecsk.base._ordered_pairs import directed
-from fedrecsk.federated.fedease import OwnWeights, OwnWeightsAlgorithm
+from fedrecsk.federated._gram import FederatedGram
+from fedrecsk.federated.fedease import OwnWeightsAlgorithm, OwnWeightsParameters
 from fedrecsk.models._model import NearestWeights
 from fedrecsk.protocol.messages import Dense, Derived, Form, Message, Rows
 
@@ -33,7 +35,7 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
 
     # None: what the sum says.
     backward_weight: float | None
-    content: ItemFeatures
+    item_content: ItemFeatures
 
     @property
     def has_direction(self):
@@ -71,7 +73,7 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
         return message
 
     def item_prior(self, server):
-        return cosines_of(self.content, server.counts, self.content_weight)
+        return cosines_of(self.item_content, server.counts, self.content_weight)
 
     def personalize(self, block, clients, message, turn, key):
         clients = super().personalize(block, clients, message, turn, key)
@@ -101,13 +103,13 @@ class FedItemKNNAlgorithm(NearestParameters, OwnWeightsAlgorithm):
     def model(self, fitted):
         return NearestWeights.of(fitted)
 
-    def life_of_history(self, direction):
+    def life_of_history(self, direction: Any):
         return direction.half_life(self.history_half_life)
 
 
 @documented
 @dataclass(eq=False, repr=False)
-class FedItemKNN(NearestContent, NearestItemsMixin, OwnWeights):
+class FedItemKNN(NearestContent, NearestItemsMixin, OwnWeightsParameters, FederatedGram):
     """Nearest items from one sum in one round.
 
     :class:`ItemKNN` needs only X'X, which is a sum over users. Every client uploads its users' part
@@ -206,13 +208,10 @@ class FedItemKNN(NearestContent, NearestItemsMixin, OwnWeights):
     True
     """
 
-    def _algorithm(self):
-        content = ItemFeatures(self.item_features, self.items)
-        return self._of_sums(
-            FedItemKNNAlgorithm, backward_weight=self._asked_weight(), content=content
-        )
+    _kind = FedItemKNNAlgorithm
 
-    def _asked_weight(self):
+    @property
+    def _backward_weight(self):
         # Noise would hide direction.
         is_private = self.backward_weight == "auto" and self._setting().central_dp is not None
-        return 1.0 if is_private else super()._asked_weight()
+        return 1.0 if is_private else super()._backward_weight

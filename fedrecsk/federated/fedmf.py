@@ -6,23 +6,21 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from scipy.special import expit
 
 from fedrecsk._utils.constraints import Above0To1, AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.parameters import constant
-from fedrecsk.federated._feedback import FeedbackParameters, LearnsFromFeedback
-from fedrecsk.federated._implicit_feedback import (
+from fedrecsk.federated._feedback import (
     NO_LOCAL_DP,
-    Targets,
-    cross_entropies,
+    FeedbackAlgorithm,
+    FeedbackParameters,
+    LearnsFromFeedback,
     data_sizes,
     fedmf_kernels,
     layout_of,
-    losses_with_negatives,
 )
-from fedrecsk.models._model import Factors, identity
-from fedrecsk.protocol.algorithm import Algorithm, Traits
+from fedrecsk.models import Factors
+from fedrecsk.protocol.algorithm import Traits
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.states import Kept, PerItem, PerUser
@@ -83,15 +81,14 @@ class AveragingParameters(FeedbackParameters):
 
 
 @dataclass(kw_only=True, eq=False)
-class FedMFAlgorithm(AveragingParameters, Algorithm[Any, FedMFClients]):
+class FedMFAlgorithm(AveragingParameters, FeedbackAlgorithm[Any, FedMFClients]):
     """Clients train the items and their own users by SGD; the server averages the changes."""
 
     # What subclasses have beside "visits" and "data_size".
     aggregation: str
     # Whether the final model is an average.
-    averages: bool = False
+    averages: bool
     dtype: type[np.floating] = np.float32
-    targets: Targets
 
     @property
     def traits(self):
@@ -100,24 +97,15 @@ class FedMFAlgorithm(AveragingParameters, Algorithm[Any, FedMFClients]):
 
     def downloads(self, n_items):
         items = Form((n_items, self.n_factors))
-        return self.targets.downloads() | {"item_factors": items, "average_items": items}
+        return super().downloads(n_items) | {"item_factors": items, "average_items": items}
 
     # --------------------------------------------------------------- before the rounds
-
-    def setup_fields(self, n_items):
-        return self.targets.setup_fields()
-
-    def answer(self, block, message, key):
-        return self.targets.answer(block)
 
     def begin(self, catalogue, sums, key):
         shape = (catalogue.n_items, self.n_factors)
         items = self.INIT_STD * key.generator("item factors").standard_normal(shape)
-        items, mean_rating = items.astype(self.dtype), self.targets.mean_rating(sums)
+        items, mean_rating = items.astype(self.dtype), self.mean_rating(sums)
         return FedMFServer(items, mean_rating, items if self.averages else None)
-
-    def announce(self, server):
-        return self.targets.announce(server.mean_rating)
 
     # ---------------------------------------------------------------------- each round
 
@@ -136,7 +124,7 @@ class FedMFAlgorithm(AveragingParameters, Algorithm[Any, FedMFClients]):
     def enter(self, block, message, key):
         coordinates = block.users[:, None] * self.n_factors + np.arange(self.n_factors)
         users = self.INIT_STD * key.private.at(-1).normal("user factors", coordinates)
-        return FedMFClients(self.targets.feedback(block, message), users.astype(self.dtype))
+        return FedMFClients(self.feedback(block, message), users.astype(self.dtype))
 
     def update(self, block, clients, message, turn, key):
         items, config = message["item_factors"].values, self.config()
@@ -200,7 +188,7 @@ class FedMFAlgorithm(AveragingParameters, Algorithm[Any, FedMFClients]):
         active, trained = block.users_of(turn.active), np.zeros(block.n_users, dtype=bool)
         users = np.zeros((block.n_users, self.n_factors), dtype=self.dtype)
         if clients is None:
-            feedback = self.targets.feedback(block, message)
+            feedback = self.feedback(block, message)
         else:
             feedback, trained = clients.feedback, active & np.isfinite(clients.users).all(axis=1)
             users[trained] = clients.users[trained]
@@ -228,13 +216,13 @@ class FedMFAlgorithm(AveragingParameters, Algorithm[Any, FedMFClients]):
     def config(self):
         """Return how clients train, for kernels."""
         return fedmf_kernels.Config(
-            n_negatives=self.n_negatives if self.targets.loss == "bce" else 0,
+            n_negatives=self.n_negatives if self.loss == "bce" else 0,
             local_epochs=self.local_epochs,
             batch_size=self.batch_size,
             learning_rate=float(self.learning_rate),
             reg=float(self.reg),
             shrinkage=float(self.shrinkage),
-            squared=self.targets.loss == "squared",
+            squared=self.loss == "squared",
             frozen=False,
         )
 
@@ -308,22 +296,10 @@ class FedMFAlgorithm(AveragingParameters, Algorithm[Any, FedMFClients]):
     # ------------------------------------------------------------------------ the model
 
     def server_attributes(self, message):
-        attributes = {"item_factors_": final_items(message)}
-        if self.targets.loss == "squared":
-            attributes["global_bias_"] = float(message["global_bias"].values[0])
-        return attributes
-
-    def user_attributes(self, block, clients):
-        return {"user_factors_": clients.users}
+        return {"item_factors_": final_items(message)} | super().server_attributes(message)
 
     def model(self, fitted):
-        return Factors.of(fitted, response=expit if self.loss == "bce" else identity)
-
-    def losses(self, model, held_out, seen):
-        if self.loss == "squared":
-            return super().losses(model, held_out, seen)
-        n_negatives = max(1, self.n_negatives)
-        return losses_with_negatives(cross_entropies(model), held_out, seen, n_negatives)
+        return Factors.of(fitted, response=self.response)
 
 
 def _visit(layout, feedback, cohort, config, items, moving, users, out):
@@ -349,10 +325,10 @@ class AveragedItems(AveragingParameters, LearnsFromFeedback):
     _kind: ClassVar[type[FedMFAlgorithm]] = FedMFAlgorithm
     _user_width = "n_factors"
 
-    def _algorithm(self):
+    @property
+    def _averages(self):
         # With early stopping clients measure the model that they receive.
-        averages = self.averaging and not self.early_stopping
-        return self._build(self._kind, targets=self._build(Targets), averages=averages)
+        return self.averaging and not self.early_stopping
 
     def _least_bytes(self, data):
         # The mean update beside the sum.

@@ -5,36 +5,31 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.constraints import Above0To1, AtLeast1
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.integers import FRACTION_BITS
 from fedrecsk.base import RankingMixin
-from fedrecsk.base._item_prior import ItemFeatures
+from fedrecsk.base._item_prior import ItemContent
 from fedrecsk.data._checks import hint
 from fedrecsk.data.interactions import id_columns
 from fedrecsk.federated import _lightfr_new_items
-from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._lightfr import LightFRAlgorithm, LightFRParameters, vectors_of
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models._codes import pack_codes, unpack_codes
 from fedrecsk.protocol.messages import Message
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["LightFR"]
 
 
 @documented
 @dataclass(eq=False, repr=False)
-class LightFR(LightFRParameters, FederatedContent, RankingMixin, FederatedRecommender):
+class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender):
     """Federated recommendation with binary codes, fitted and searched in Hamming space.
 
     Every item is a code of `n_bits` signs; the server sends and the device stores nothing else of
@@ -167,17 +162,14 @@ class LightFR(LightFRParameters, FederatedContent, RankingMixin, FederatedRecomm
     n_rounds: AtLeast1 = 50
     client_fraction: Above0To1 = 0.6
 
+    _kind = LightFRAlgorithm
     # False is the paper's ablation.
     _trains_items = True
+    _moves_users = True
     # What `fit` sets.
     user_codes_: ClassVar[np.ndarray]
     item_codes_: ClassVar[np.ndarray]
     n_bits_: ClassVar[int]
-
-    def _algorithm(self, **parts):
-        content = ItemFeatures(self.item_features, self.items)
-        given = {"content": content, "trains_items": self._trains_items, "moves_users": True}
-        return self._build(LightFRAlgorithm, **given | parts)
 
     # ------------------------------------------------------------------------------ checks
 

@@ -11,11 +11,11 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.parameters import constant
 from fedrecsk.federated import _wmf
 from fedrecsk.federated._features import UserFeatures, UserRegression, UserSums
-from fedrecsk.federated._implicit_mf import ImplicitMF
 from fedrecsk.federated._wmf import (
     Aggregation,
     ClientItemsAlgorithm,
-    ClientItemsParameters,
+    ImplicitMF,
+    ImplicitParameters,
     n_likes,
     wmf_kernels,
 )
@@ -37,12 +37,14 @@ class LocALSServer(_wmf.WMFServer):
 
 
 @dataclass(eq=False, repr=False)
-class LocALSParameters(ClientItemsParameters):
+class LocALSParameters(ImplicitParameters):
     """Parameters of LocALS."""
 
     n_factors: AtLeast1 = 64
     _: KW_ONLY
     reg_exponent: NotNegative = 0.0
+    prox: NotNegative = 10.0
+    local_epochs: AtLeast1 = 1
     aggregation: Aggregation = "full"
     # With more factors users are found by conjugate gradients.
     EXACT_UP_TO: int = constant(128)
@@ -91,13 +93,13 @@ class LocALSAlgorithm(LocALSParameters, ClientItemsAlgorithm):
         return super().fields(n_items) | self.regression.fields(self.n_factors)
 
     def update(self, block, clients, message, turn, key):
-        items, gram = self.problem.received(message)
+        items, gram = self.received(message)
         n_steps = CG_STEPS if self.n_factors > self.EXACT_UP_TO else None
-        loss = self.problem.solve(block, clients, turn.active, items, gram, n_steps=n_steps)
+        loss = self.fit_users(block, clients, turn.active, items, gram, n_steps=n_steps)
         for _ in range(self.local_epochs - 1):
             versions, grams = self._own_items(block, clients, message, turn.active)
             own = versions, grams, block.rows, n_steps
-            self.problem.solve(block, clients, turn.active, *own)
+            self.fit_users(block, clients, turn.active, *own)
         out = self._solve_items(block, clients, items, turn)
         updates = self.sent(block, turn, out)
         if self.regression.n_features:
@@ -117,7 +119,7 @@ class LocALSAlgorithm(LocALSParameters, ClientItemsAlgorithm):
 
     def _own_items(self, block, clients, message, active):
         """Return the active clients' versions of their items, and their sums of q q'."""
-        items, _ = self.problem.received(message)
+        items, _ = self.received(message)
         out = self._solve_items(block, clients, items, RoundMasks(active, active, True))
         versions = items[block.row_items]
         for c in np.flatnonzero(active):
@@ -146,8 +148,7 @@ class LocALSAlgorithm(LocALSParameters, ClientItemsAlgorithm):
             return super().personalize(block, clients, message, turn, key)
         # What features predict is better than what is popular.
         known = ~np.isnan(block.features).any(axis=1)
-        received = self.problem.received(message)
-        fitted = self.problem.personalized(block, turn.active, *received, known)
+        fitted = self.personalized(block, turn.active, *self.received(message), known)
         pull = PULL_OF_FEATURES / (n_likes(block) + PULL_OF_FEATURES)
         fitted.users += (pull[:, None] * expected).astype(self.dtype)
         return fitted
@@ -327,8 +328,7 @@ class LocALS(LocALSParameters, UserFeatures, ImplicitMF):
     n_rounds: AtLeast1 = 10
     user_features: DataFrame | None = None
 
-    def _algorithm(self):
-        return self._implicit(LocALSAlgorithm, regression=self._user_regression())
+    _kind = LocALSAlgorithm
 
     def _prior_attributes(self, means):
         return {"user_factors_": means.astype(self._dtype)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -14,11 +14,10 @@ from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import constant
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base import RatingMixin
-from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
+from fedrecsk.base._item_prior import ItemContent, ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _empirical_bayes
 from fedrecsk.federated._empirical_bayes import Scale, fedeb_kernels
-from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._privfedeb_server import (
     ALPHA,
     EMPHASIS,
@@ -37,17 +36,12 @@ from fedrecsk.federated._privfedeb_server import (
 )
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors, clipped
-from fedrecsk.protocol.algorithm import Algorithm, Loss, PlansRounds, Traits
+from fedrecsk.protocol.algorithm import Algorithm, PlansRounds, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, MalformedMessage, Message
 from fedrecsk.protocol.participation import RoundMasks, Sampling
 from fedrecsk.protocol.states import PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
-
-if TYPE_CHECKING:
-    from fedrecsk.protocol.blocks import Block
-    from fedrecsk.protocol.keys import Key, Keys
-    from fedrecsk.protocol.messages import Catalogue, Upload
 
 __all__ = ["PrivFedEB"]
 
@@ -153,13 +147,13 @@ class PrivFedEBAlgorithm(
     dtype: type[np.floating]
     # Whether there is central differential privacy.
     is_private: bool
-    content: ItemFeatures
+    item_content: ItemFeatures
 
     @property
     def traits(self):
         return Traits(single_uploads=True, rotates=True, refuses={"local_dp": NO_LOCAL_DP})
 
-    def rounds(self, sampling: Sampling, n_clients: float) -> int:
+    def rounds(self, sampling, n_clients):
         n = ROUNDS_WITH_AUDIENCES if n_clients >= self.fewest else self.full_rounds
         return round(n / np.sqrt(sampling.arriving(n_clients)))
 
@@ -168,9 +162,9 @@ class PrivFedEBAlgorithm(
         """How many columns of x_i say what to expect of a user: q_i, tastes and audiences."""
         return self.n_columns + TASTES + self.n_columns + 1
 
-    def downloads(self, n_items: int) -> dict[str, Form]:
+    def downloads(self, n_items):
         d, n_explaining = self.n_columns, self._n_explaining
-        n_features = range(DIRECTIONS + 1 if self.content.features is not None else 1)
+        n_features = range(DIRECTIONS + 1 if self.item_content.features is not None else 1)
         most = 1 + n_explaining + n_features[-1]
         forms = {
             "scale": Form((3,)),
@@ -190,16 +184,16 @@ class PrivFedEBAlgorithm(
 
     # --------------------------------------------------------------- before the rounds
 
-    def setup_fields(self, n_items: int) -> dict[str, FieldSpec]:
+    def setup_fields(self, n_items):
         return {
             "first": FieldSpec((n_items, 2), learned=False),
             "squares": FieldSpec((1,), learned=False),
         }
 
-    def request(self, catalogue: Catalogue) -> Message:
+    def request(self, catalogue):
         return Message(scale=_public(self._scale(catalogue)))
 
-    def answer(self, block: Block, message: Message, key: Keys) -> Updates:
+    def answer(self, block, message, key):
         everybody = np.ones(block.n_clients, dtype=bool)
         turn = RoundMasks(everybody, everybody, self.is_private)
         layout, out = block.layout, _empirical_bayes.uploads(block, turn, 2)
@@ -210,7 +204,8 @@ class PrivFedEBAlgorithm(
         fields = _empirical_bayes.written(block, turn, out)
         return Updates({"first": fields["items"], "squares": fields["scales"]})
 
-    def begin(self, catalogue: Catalogue, sums: Upload, key: Key) -> PrivFedEBServer:
+    def begin(self, catalogue, sums, key):
+        assert sums is not None
         share = np.sqrt(1 - SQUARES**2)
         first = sums["first"]
         squares = sums["squares"].sum[0] / SQUARES
@@ -221,7 +216,7 @@ class PrivFedEBAlgorithm(
             n_factors = min(n_factors, release.n_factors(sampling.arriving(sums.n_clients)))
         items = np.zeros((n_items, self.n_columns + 1))
         items[:, 0], bias_variance = release.biases()
-        prior = self.content.prior(release.counts)
+        prior = self.item_content.prior(release.counts)
         if prior is not None:
             items[:, 0], bias_variance = release.biases(prior.means(items[:, :1])[:, 0])
         start = key.at(SETUP).generator("item factors").standard_normal((n_items, n_factors))
@@ -253,7 +248,7 @@ class PrivFedEBAlgorithm(
         low, high = scale_of(self.rating_scale, catalogue.rating_range)
         return Scale(low, high, low + self.center * (high - low))
 
-    def announce(self, server: PrivFedEBServer) -> Message:
+    def announce(self, server):
         message = Message(scale=_public(server.scale), row_weights=_public(server.row_weights))
         if server.features is not None:
             message["features"] = _public(server.features)
@@ -261,7 +256,7 @@ class PrivFedEBAlgorithm(
 
     # ---------------------------------------------------------------------- each round
 
-    def broadcast(self, server: PrivFedEBServer, key: Key) -> Message:
+    def broadcast(self, server, key):
         if server.learns_audiences:
             release = server.release
             directions = np.linalg.qr(server.audiences)[0] / np.sqrt(release.padded)[:, None]
@@ -272,13 +267,13 @@ class PrivFedEBAlgorithm(
             message["coefficients"] = Dense(server.users.coefficients)
         return message
 
-    def fields(self, n_items: int) -> dict[str, FieldSpec]:
+    def fields(self, n_items):
         specs = {"items": FieldSpec((n_items, self.n_columns + 1))}
         if self.fewest < np.inf:
             specs["users"] = FieldSpec((self._n_explaining, 2 * self._n_explaining), learned=False)
         return specs
 
-    def enter(self, block: Block, message: Message, key: Keys) -> PrivFedEBClients:
+    def enter(self, block, message, key):
         features = message["features"].values if "features" in message else None
         n_known = TASTES if features is None else TASTES + features.shape[1]
         scale = Scale.received(message)
@@ -290,9 +285,7 @@ class PrivFedEBAlgorithm(
             users=np.zeros((block.n_users, self.n_columns + 1 + n_known)),
         )
 
-    def update(
-        self, block: Block, clients: PrivFedEBClients, message: Message, turn: RoundMasks, key: Keys
-    ) -> tuple[PrivFedEBClients, Updates, Loss]:
+    def update(self, block, clients, message, turn, key):
         if "directions" in message:
             directions = message["directions"].values
             return clients, self._positions(block, clients, directions, turn), None
@@ -349,7 +342,7 @@ class PrivFedEBAlgorithm(
         each = np.einsum("ug,uk->ugk", g, both)
         return SparseRows.stacked(np.add.reduceat(each, block.client_indptr[:-1]))
 
-    def step(self, server: PrivFedEBServer, upload: Upload | None, key: Key) -> PrivFedEBServer:
+    def step(self, server, upload, key):
         if upload is None:
             return server
         share = upload.n_clients / server.n_clients
@@ -379,7 +372,7 @@ class PrivFedEBAlgorithm(
 
     # ------------------------------------------------------------------------- the end
 
-    def final(self, server: PrivFedEBServer) -> Message:
+    def final(self, server):
         items, prior = server.average[:, : server.n_factors + 1], server.prior
         items = items if prior is None else prior.filled(items)
         audiences, users = None, server.users
@@ -395,14 +388,7 @@ class PrivFedEBAlgorithm(
             message["average_implicit"] = Dense(implicit)
         return message
 
-    def personalize(
-        self,
-        block: Block,
-        clients: PrivFedEBClients | None,
-        message: Message,
-        turn: RoundMasks,
-        key: Keys,
-    ) -> PrivFedEBClients:
+    def personalize(self, block, clients, message, turn, key):
         # Users start afresh: only their own data count.
         part, items = block.part(turn.active), message["average_items"].values
         clients = self.enter(part, message, key)
@@ -491,7 +477,7 @@ def _infer(block, clients, items, implicit, turn, users, n_sent=0, share=1.0):
 
 @documented
 @dataclass(eq=False, repr=False)
-class PrivFedEB(PrivFedEBParameters, FederatedContent, RatingMixin, FederatedRecommender):
+class PrivFedEB(PrivFedEBParameters, ItemContent, RatingMixin, FederatedRecommender):
     """Ratings under user-level differential privacy: federated empirical Bayes on noisy sums.
 
     Every upload is a vector of norm 1 at most, so that noise of a known size on the sum hides it.
@@ -683,24 +669,23 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, RatingMixin, FederatedRec
     # What `fit` sets.
     implicit_factors_: ClassVar[np.ndarray]
 
-    _predicted_fields = ("average_items",)
-    _absent_fields = ("row_weights", "features", "average_implicit")
+    _predicted = ("average_items",)
+    _absent = ("row_weights", "features", "average_implicit")
 
-    def _algorithm(self):
-        return self._build(
-            PrivFedEBAlgorithm,
-            n_columns=self._n_columns(),
-            fewest=self._fewest(),
-            full_rounds=self._full_rounds(),
-            dropout=self._setting().dropout,
-            is_private=self._setting().central_dp is not None,
-            content=ItemFeatures(self.item_features, self.items),
-        )
+    _kind = PrivFedEBAlgorithm
+
+    @property
+    def _dropout(self):
+        return self._setting().dropout
+
+    @property
+    def _is_private(self):
+        return self._setting().central_dp is not None
 
     # ----------------------------------------------------- how many factors and rounds
 
+    @property
     def _n_columns(self):
-        """Return how many factors clients send."""
         if self.n_factors != "auto":
             return self.n_factors
         # In a few rounds no factors are learned.
@@ -715,8 +700,8 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, RatingMixin, FederatedRec
             return mechanism.epsilon < SMALL
         return (mechanism.noise_multiplier or 0.0) > LOUD
 
+    @property
     def _fewest(self):
-        """Return from how many clients on audiences are learned."""
         if self.audiences != "auto":
             return 0 if self.audiences else np.inf
         mechanism = self._setting().central_dp
@@ -727,9 +712,9 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, RatingMixin, FederatedRec
             return ENOUGH / mechanism.epsilon
         return ENOUGH_FOR_NOISE * mechanism.noise_multiplier or np.inf
 
+    @property
     def _full_rounds(self):
-        """Return the number of rounds with all clients, unless audiences are learned."""
-        if self._setting().central_dp is None:
+        if not self._is_private:
             return ROUNDS_WITHOUT_NOISE
         return FEW_ROUNDS if self._is_loud() else ROUNDS
 
@@ -763,5 +748,5 @@ class PrivFedEB(PrivFedEBParameters, FederatedContent, RatingMixin, FederatedRec
             )
 
     def _least_bytes(self, data):
-        users = 2 * np.dtype(self._dtype).itemsize * data.n_users * (self._n_columns() + TASTES)
+        users = 2 * np.dtype(self._dtype).itemsize * data.n_users * (self._n_columns + TASTES)
         return super()._least_bytes(data) + (users if self.client_fraction == 1 else 0)

@@ -14,17 +14,16 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin
-from fedrecsk.base._item_prior import ItemFeatures, ItemPrior
+from fedrecsk.base._item_prior import ItemContent, ItemFeatures, ItemPrior
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _ratings
-from fedrecsk.federated._features import FederatedContent
 from fedrecsk.federated._optimizers import Moments, adam
-from fedrecsk.federated._ratings import ColumnParameters, Columns, Scale
+from fedrecsk.federated._ratings import ColumnAlgorithm, Scale
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors
 from fedrecsk.models._model import linear_scores
 from fedrecsk.models._own_items import OwnFactors, OwnItems
-from fedrecsk.protocol.algorithm import Algorithm, SharesHistory, Traits
+from fedrecsk.protocol.algorithm import SharesHistory, Traits
 from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.states import Axis, Kept, PerClient, PerItem, PerRow
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
@@ -94,11 +93,12 @@ class RFRecClients:
 
 
 @dataclass(eq=False, repr=False)
-class RFRecParameters(ColumnParameters):
+class RFRecParameters:
     """Parameters of RFRec."""
 
     n_factors: AtLeast1 = 19
     _: KW_ONLY
+    biases: bool = True
     prox: NotNegative = 0.1
     reg_user: NotNegative = 0.04
     reg_item: NotNegative = 0.04
@@ -122,15 +122,12 @@ class RFRecParameters(ColumnParameters):
 @dataclass(kw_only=True, eq=False)
 class RFRecAlgorithm(
     RFRecParameters,
-    _ratings.ColumnModel,
-    Algorithm[RFRecServer, RFRecClients],
+    ColumnAlgorithm[RFRecServer, RFRecClients],
     SharesHistory[RFRecClients, Common],
 ):
     """Every client steps on an item matrix of its own, which is pulled towards their mean."""
 
-    dtype: type[np.floating] = np.float32
-    columns: Columns
-    content: ItemFeatures
+    item_content: ItemFeatures
     # Whether sums of the data would break differential privacy.
     is_private: bool = False
     # Bound of the numbers that are sent.
@@ -148,7 +145,7 @@ class RFRecAlgorithm(
         return {
             "scale": Form((3,)),
             "n_ratings": Form((n_items,)),
-            "item_vectors": Form((n_items, self.columns.width)),
+            "item_vectors": Form((n_items, self.width)),
         }
 
     # --------------------------------------------------------------- before the rounds
@@ -157,9 +154,9 @@ class RFRecAlgorithm(
         specs = {}
         if self.is_private:
             return specs
-        if self.columns.biases:
+        if self.biases:
             specs |= _ratings.RATINGS
-        if self.columns.biases or self.reg_item > 0:
+        if self.biases or self.reg_item > 0:
             specs["n_ratings"] = FieldSpec((n_items,), learned=False)
         if self.aggregation == "holders":
             specs["held_items"] = FieldSpec((n_items,), dtype="uint8", learned=False)
@@ -170,7 +167,7 @@ class RFRecAlgorithm(
 
     def begin(self, catalogue, sums, key):
         known = {name: total.sum for name, total in (sums or {}).items()}
-        items = self.columns.first_items(catalogue.n_items, self.INIT_STD, key)
+        items = self.first_items(catalogue.n_items, self.INIT_STD, key)
         low, high = scale_of(self.rating_scale, catalogue.rating_range)
         # The middle of the scale, if the mean rating is not known.
         mean = 0.5
@@ -179,7 +176,7 @@ class RFRecAlgorithm(
             mean = (total / weight - low) / ((high - low) or 1)
         n_ratings = known.get("n_ratings")
         # If nobody knows which items are rated, all count alike.
-        prior = self.content.prior(np.ones(len(items)) if n_ratings is None else n_ratings)
+        prior = self.item_content.prior(np.ones(len(items)) if n_ratings is None else n_ratings)
         if n_ratings is not None:
             items = np.where((n_ratings > 0)[:, None], items, self.dtype(0))
         scale = Scale(low, high, self._level(mean))
@@ -189,7 +186,7 @@ class RFRecAlgorithm(
 
     def _level(self, mean):
         """Return the score of the mean rating, which is scaled to [0, 1]."""
-        if not self.columns.biases:
+        if not self.biases:
             return 0.0
         return float(logit(np.clip(mean, 0.01, 0.99)) if self.LINK == "sigmoid" else mean)
 
@@ -205,12 +202,12 @@ class RFRecAlgorithm(
         return Message(item_vectors=Dense(server.items))
 
     def fields(self, n_items):
-        return {"item_vectors": FieldSpec((n_items, self.columns.width), clip=self.clip)}
+        return {"item_vectors": FieldSpec((n_items, self.width), clip=self.clip)}
 
     def enter(self, block, message, key):
-        draws = key.private.at(-1).normal("user vectors", self.columns.of_users(block))
-        users = self.columns.first(self.INIT_STD * draws)
-        held = np.zeros((len(block.row_items), self.columns.width), dtype=self.dtype)
+        draws = key.private.at(-1).normal("user vectors", self.numbers_of_users(block))
+        users = self.first_vectors(self.INIT_STD * draws)
+        held = np.zeros((len(block.row_items), self.width), dtype=self.dtype)
         scale, n_of_items = Scale.received(message), np.zeros(block.n_items)
         if "n_ratings" in message:
             n_of_items = message["n_ratings"].values
@@ -251,7 +248,7 @@ class RFRecAlgorithm(
         share = more / np.maximum(each, np.finfo(self.dtype).tiny)
         on_vectors = (reg * share * n_ratings**self.REG_POWER).astype(self.dtype)
         on_biases = (self.reg_bias * share).astype(self.dtype)
-        return on_vectors, on_biases if self.columns.biases else on_vectors
+        return on_vectors, on_biases if self.biases else on_vectors
 
     def share(self, common, message, key):
         mean = message["item_vectors"].values
@@ -288,7 +285,7 @@ class RFRecAlgorithm(
         clients.n_steps[active] += 1
         n_steps, betas = np.maximum(clients.n_steps, 1), (self.BETA_1, self.BETA_2)
         debias = (1 - np.power(beta, n_steps) for beta in betas)
-        layout, biases = block.layout, bool(self.columns.biases)
+        layout, biases = block.layout, bool(self.biases)
         weights = clients.scale.level, self.LINK == "sigmoid", biases, float(prox)
         loss = rfrec_kernels.step(
             layout,
@@ -386,7 +383,7 @@ class RFRecAlgorithm(
         Gauss-Newton steps from zero: each solves a ridge regression and is halved until the
         user's objective falls. With the identity link the first one is the solution.
         """
-        width, biases, level = self.columns.width, self.columns.biases, clients.scale.level
+        width, biases, level = self.width, self.biases, clients.scale.level
         n_ratings, taken = np.diff(block.indptr)[whom], np.repeat(whom, np.diff(block.indptr))
         n_users, indptr = len(n_ratings), np.concatenate([[0], np.cumsum(n_ratings)])
         of_rating = np.repeat(np.arange(n_users), n_ratings)
@@ -439,7 +436,7 @@ class RFRecAlgorithm(
         return attributes | {"_mean_user_bias": self._mean_bias(message, attributes)}
 
     def user_attributes(self, block, clients):
-        attributes = self.columns.attributes(clients.users.now, "user")
+        attributes = self.attributes(clients.users.now, "user")
         if self.predict_with == "local":
             its = clients.held.now, clients.common.items
             attributes["_own_items"] = OwnItems.of(block, *its)
@@ -485,7 +482,7 @@ def expected_ratings(scores, link):
 
 @documented
 @dataclass(eq=False, repr=False)
-class RFRec(RFRecParameters, FederatedContent, RatingMixin, FederatedRecommender):
+class RFRec(RFRecParameters, ItemContent, RatingMixin, FederatedRecommender):
     """Regularised federated recommendation: every client trains its own item matrix.
 
     Client c holds its users' private vectors and its own copy V_c of the whole item matrix, which a
@@ -606,27 +603,20 @@ class RFRec(RFRecParameters, FederatedContent, RatingMixin, FederatedRecommender
     True
     """
 
-    _: KW_ONLY
-    n_rounds: AtLeast1 = 100
-
-    _predicted_fields = ("item_vectors",)
-    _absent_fields = ("n_ratings",)
+    _kind = RFRecAlgorithm
+    _predicted = ("item_vectors",)
+    _absent = ("n_ratings",)
     _user_width = "n_factors"
 
-    def _algorithm(self):
-        return self._rfrec(RFRecAlgorithm)
+    @property
+    def _is_private(self):
+        return self._setting().local_dp is not None or self._setting().central_dp is not None
 
-    def _rfrec(self, kind):
-        """Return an algorithm of a class, in the federation."""
-        local_dp, central_dp = self._setting().local_dp, self._setting().central_dp
-        clip = None if local_dp is None else local_dp.number_clip
-        return self._build(
-            kind,
-            columns=self._build(Columns),
-            content=ItemFeatures(self.item_features, self.items),
-            is_private=local_dp is not None or central_dp is not None,
-            clip=None if clip is None else float(clip),
-        )
+    @property
+    def _clip(self):
+        mechanism = self._setting().local_dp
+        clip = None if mechanism is None else mechanism.number_clip
+        return None if clip is None else float(clip)
 
     def _forget_users(self, users):
         if hasattr(self, "_own_items"):
@@ -635,7 +625,7 @@ class RFRec(RFRecParameters, FederatedContent, RatingMixin, FederatedRecommender
     # ------------------------------------------------------------------- what it needs
 
     def _least_bytes(self, data):
-        own = np.dtype(self._dtype).itemsize * len(data.items) * self._algorithm().columns.width
+        own = np.dtype(self._dtype).itemsize * len(data.items) * self._algorithm().width
         everybody = self.client_fraction == 1 and not self.early_stopping
         return super()._least_bytes(data) + (own if everybody else 0)
 
@@ -655,7 +645,7 @@ class RFRec(RFRecParameters, FederatedContent, RatingMixin, FederatedRecommender
             return
         n_vectors = len(blocks) * data.n_items
         copies = (3 if self.optimizer == "adam" else 1) + (self.predict_with == "local")
-        nbytes = n_vectors * copies * plan.algorithm.columns.width * np.dtype(self._dtype).itemsize
+        nbytes = n_vectors * copies * plan.algorithm.width * np.dtype(self._dtype).itemsize
         # Blocks of clients with equal histories never have many more vectors than ratings.
         if nbytes > DENSE_LIMIT and n_vectors > 2 * (len(data.items) + data.n_items):
             raise ValueError(

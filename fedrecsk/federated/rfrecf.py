@@ -169,5 +169,4 @@ class RFRecF(RFRecFParameters, RFRec):
     _: KW_ONLY
     n_rounds: AtLeast1 = 300
 
-    def _algorithm(self):
-        return self._rfrec(RFRecFAlgorithm)
+    _kind = RFRecFAlgorithm

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from fedrecsk._utils.memory import batches
-from fedrecsk.models._model import Model, score_kernels
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any, Self
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from fedrecsk.models._model import Floats, Integers
+from fedrecsk.models._model import Floats, Integers, Model, score_kernels
 
 BITS_PER_WORD = 64
 

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrecsk import metrics
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.memory import batches
 from fedrecsk.portable import ItemWeights, Ridge
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any, Self
-
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 score_kernels: LazyModule = LazyModule("fedrecsk.models._score_kernels")
 
@@ -185,31 +180,6 @@ def linear_scores(users: np.ndarray, items: np.ndarray, *linear: Any) -> NDArray
     for batch in batches(len(users), 1):
         score_kernels.pairs_by_factors(users[batch], items[batch], *linear, scores[batch])
     return scores
-
-
-def weighted_factors(fitted: Mapping[str, Any], problem: Any) -> Factors:
-    """Return a model whose users' vectors solve a `UserProblem` of weighted least squares."""
-    factors = fitted["item_factors_"]
-
-    def popular_directions():
-        # Popular items have long vectors, and much in common: this ranks like popularity.
-        scores = factors @ factors.mean(axis=0)
-        return scores / max(scores.max(), np.finfo(scores.dtype).tiny)
-
-    def rule():
-        items = factors.astype(float)
-        return Ridge.of(
-            factors,
-            items.T @ items,
-            reg=float(problem.reg_user),
-            reg_exponent=float(problem.reg_exponent),
-            n_items=problem.REG_PIVOT or len(items),
-            rates=False,
-            confidence=float(problem.alpha),
-            is_cautious=True,
-        )
-
-    return Factors.of(fitted, unknown=popular_directions, make_rule=rule)
 
 
 # ---------------------------------------------------------------- weights between items

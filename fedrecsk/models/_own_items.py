@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrecsk.models._model import Factors
-
-if TYPE_CHECKING:
-    from fedrecsk.models._model import Floats, Integers
+from fedrecsk.models._model import Factors, Floats, Integers
 
 
 @dataclass(frozen=True, eq=False)

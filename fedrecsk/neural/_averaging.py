@@ -7,20 +7,18 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.special import expit
 
 from fedrecsk.data._checks import ClientFailed
-from fedrecsk.federated._implicit_feedback import (
+from fedrecsk.federated._feedback import (
     NO_LOCAL_DP,
-    Targets,
-    cross_entropies,
+    FeedbackAlgorithm,
+    FeedbackParameters,
     losses_with_negatives,
 )
-from fedrecsk.models._model import identity
 from fedrecsk.neural._layout import Kind, Layout, Recipe, blueprint, built, own_settings, seeded
 from fedrecsk.neural._modules import ModuleScores
-from fedrecsk.neural._training import VISITS, Trainer, Training, uploads, write_private
-from fedrecsk.protocol.algorithm import Algorithm, Traits
+from fedrecsk.neural._training import VISITS, Loss, Trainer, Training, uploads, write_private
+from fedrecsk.protocol.algorithm import Traits
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.states import PerUser
@@ -56,15 +54,16 @@ class ModuleClients:
 
 
 @dataclass(eq=False, repr=False)
-class ModuleParameters:
+class ModuleParameters(FeedbackParameters):
     """Parameters of all methods that average a module."""
 
     _: KW_ONLY
+    loss: Literal["bce", "squared"] | Loss = "bce"
     aggregation: Literal["visits", "mean"] = "visits"
 
 
 @dataclass(kw_only=True, eq=False)
-class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
+class ModuleAlgorithm(ModuleParameters, FeedbackAlgorithm[ModuleServer, ModuleClients]):
     """Clients train all of a module, and upload the changes of what is not private."""
 
     recipe: Recipe
@@ -77,7 +76,7 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
         return Traits(single_uploads=True, refuses={"local_dp": NO_LOCAL_DP})
 
     def downloads(self, n_items):
-        layout, forms = self.layout, self.targets.downloads()
+        layout, forms = self.layout, super().downloads(n_items)
         forms |= {name: Form(layout.matrix_shape(name, n_items)) for name in layout.sent}
         for name, place in layout.columns(n_items).items():
             # Of users' rows, mean and standard deviation.
@@ -86,12 +85,6 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
         return forms
 
     # --------------------------------------------------------------- before the rounds
-
-    def setup_fields(self, n_items):
-        return self.targets.setup_fields()
-
-    def answer(self, block, message, key):
-        return self.targets.answer(block)
 
     def begin(self, catalogue, sums, key):
         n_items, layout = catalogue.n_items, self.layout
@@ -102,12 +95,12 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
         first = {n: values[n].ravel() for n in layout.named("private", "private item")}
         for name in layout.named("user"):
             first[name] = np.array([values[name].mean(), values[name].std()])
-        return ModuleServer(sent, first, self.targets.mean_rating(sums))
+        return ModuleServer(sent, first, self.mean_rating(sums))
 
     def announce(self, server):
         names = self.layout.named("user", "private", "private item")
         first = {n: Dense(server.first[n], learned=False, compressible=False) for n in names}
-        return self.targets.announce(server.mean_rating) | first
+        return super().announce(server) | first
 
     # ---------------------------------------------------------------------- each round
 
@@ -130,7 +123,7 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
             addresses = block.users[:, None] * width + np.arange(width)
             draws = key.private.at(-1).normal(f"users' {name}", addresses)
             users[:, column] += deviation * draws
-        return ModuleClients(self.targets.feedback(block, message), users)
+        return ModuleClients(self.feedback(block, message), users)
 
     def newcomer(self, message, n_items):
         """Return the private numbers of a user of whom nothing is known, shape (n_private,)."""
@@ -180,7 +173,7 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
         first = np.tile(self.newcomer(message, block.n_items), (block.n_users, 1))
         if clients is None:
             users, new = first, np.ones(block.n_users, dtype=bool)
-            feedback = self.targets.feedback(block, message)
+            feedback = self.feedback(block, message)
         else:
             users, feedback = clients.users.copy(), clients.feedback
             # Their numbers have diverged.
@@ -238,9 +231,8 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
         return blueprint(self.recipe).layout
 
     @property
-    def targets(self) -> Targets:
-        """What clients learn from."""
-        return Targets(self.training.loss, self.layout.dtype.type)
+    def dtype(self):
+        return self.layout.dtype.type
 
     @property
     def counts_visits(self):
@@ -273,41 +265,31 @@ class ModuleAlgorithm(ModuleParameters, Algorithm[ModuleServer, ModuleClients]):
         n_items = _n_items(message, layout)
         tables = [np.empty((n_items, 0), layout.dtype)]
         tables += [parameters[name] for name in layout.named("item")]
-        attributes = {
+        return super().server_attributes(message) | {
             "parameters_": parameters,
             "item_factors_": np.concatenate(tables, axis=1),
             "newcomer_factors_": self.newcomer(message, n_items),
             # A fitted model scores by its own module, whatever parameters are set later.
             "_fitted_recipe": self.fitted_recipe,
         }
-        if self.training.loss == "squared":
-            attributes["global_bias_"] = float(message["global_bias"].values[0])
-        return attributes
-
-    def user_attributes(self, block, clients):
-        return {"user_factors_": clients.users}
 
     def model(self, fitted):
         return self._scores_by(ModuleScores, fitted)
 
     def _scores_by(self, kind, fitted, **parts):
         """Return a model of a kind, whose response is that of the loss."""
-        response = expit if self.training.loss == "bce" else identity
-        return kind(n_items=fitted["n_items_"], fitted=fitted, response=response, **parts)
+        return kind(n_items=fitted["n_items_"], fitted=fitted, response=self.response, **parts)
 
     def losses(self, model, held_out, seen):
-        loss, n_negatives = self.training.loss, self.training.n_negatives
-        if loss == "squared":
+        loss = self.loss
+        if not callable(loss):
             return super().losses(model, held_out, seen)
-        if loss == "bce":
-            losses_of, n_negatives = cross_entropies(model), max(1, n_negatives)
-        else:
 
-            def losses_of(users, items, targets):
-                scores = torch.from_numpy(model.score_pairs(users, items))
-                return loss(scores, torch.from_numpy(targets)).numpy().copy()
+        def losses_of(users, items, targets):
+            scores = torch.from_numpy(model.score_pairs(users, items))
+            return loss(scores, torch.from_numpy(targets)).numpy().copy()
 
-        return losses_with_negatives(losses_of, held_out, seen, n_negatives)
+        return losses_with_negatives(losses_of, held_out, seen, self.n_negatives)
 
 
 def _n_items(message, layout):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor, nn
+from torch import nn
 
 from fedrecsk._utils import memory
 from fedrecsk._utils.constraints import AtLeast1, Positive
@@ -34,7 +34,6 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
     """
 
     _: KW_ONLY
-    loss: Literal["bce", "squared"] | Callable[[Tensor, Tensor], Tensor] = "bce"
     optimizer: Optimizer = "adam"
     learning_rate: Positive | dict[str, float] = 0.001
     local_epochs: AtLeast1 = 1
@@ -47,13 +46,10 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
     def _recipe(self) -> Recipe:
         """Return how the module is built, whose ``module(users, items)`` gives scores of pairs."""
 
-    def _algorithm(self):
-        return self._averaging(self._recipe())
-
-    def _averaging(self, recipe):
-        """Return the algorithm that trains the module of a recipe."""
+    @property
+    def _training(self):
         rates = self.learning_rate
-        training = Training(
+        return Training(
             optimizer=self.optimizer,
             rates=rates if isinstance(rates, dict) else {"*": rates},
             loss=self.loss,
@@ -62,9 +58,10 @@ class NeuralRecommender(ModuleParameters, LearnsFromFeedback):
             batch_size=self.batch_size,
             device=self.device,
         )
-        return self._build(
-            self._kind, recipe=recipe, fitted_recipe=self._recipe(), training=training
-        )
+
+    def _algorithm(self, **parts):
+        own = {"recipe": self._recipe(), "fitted_recipe": self._recipe()}
+        return super()._algorithm(**own | parts)
 
     # ------------------------------------------------------------------------ the module
 

@@ -59,7 +59,7 @@ class FedRAPAlgorithm(FedRAPParameters, ModuleAlgorithm):
         slowness, strength = (1, 1) if round is None else (self.decay**round, tanh(round / WARM_UP))
         rate = self.item_learning_rate
         if rate == "auto":
-            rate = PACE * n_items if self.training.loss == "bce" else self.learning_rate
+            rate = PACE * n_items if self.loss == "bce" else self.learning_rate
         rates = {"score*": slowness * self.learning_rate, "item*": slowness * rate}
         penalty = Penalty(self.independence * strength, self.sparsity * strength)
         return replace(self.training, rates=rates, penalty=penalty)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast1, From0To1
 from fedrecsk._utils.docs import documented
-from fedrecsk.federated._implicit_feedback import NO_LOCAL_DP
+from fedrecsk.federated._feedback import NO_LOCAL_DP
 from fedrecsk.neural import _averaging
 from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural._modules import ModuleScores
@@ -74,7 +74,7 @@ class GPFedRecAlgorithm(GPFedRecParameters, PFedRecAlgorithm):
         return {ITEMS: FieldSpec(self.layout.matrix_shape(ITEMS, n_items), rows="chosen")}
 
     def training_for(self, n_items, round=None):
-        training, fast = super().training_for(n_items), PACE if self.training.loss == "bce" else 1
+        training, fast = super().training_for(n_items), PACE if self.loss == "bce" else 1
         rates = {"user*": fast * self.learning_rate, "item*": training.rate(ITEMS)}
         rates |= {"*": self.learning_rate}
         return replace(training, rates=rates, alternating=False, pull=self.pull)
@@ -260,9 +260,9 @@ class GPFedRec(GPFedRecParameters, NeuralRecommender):
         private = "user*", "hidden*", "output*", *(["item_own*"] if kind is PersonalMLP else [])
         return Recipe(make, private, (kind, layers))
 
-    def _algorithm(self):
+    def _algorithm(self, **parts):
         # Clients train a table that is theirs for the round; the sum of two is for the end.
-        return self._averaging(self._recipe(MLP))
+        return super()._algorithm(recipe=self._recipe(MLP), **parts)
 
     def _least_bytes(self, data):
         # The server's tables, before and after a step.

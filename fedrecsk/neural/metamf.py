@@ -13,7 +13,7 @@ from fedrecsk._utils.docs import documented
 from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
-from fedrecsk.federated._implicit_feedback import data_sizes
+from fedrecsk.federated._feedback import data_sizes
 from fedrecsk.federated._ratings import RATINGS, Scale, sums_of_ratings
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Scores, clipped
@@ -446,11 +446,9 @@ class MetaMF(MetaMFParameters, RatingMixin, FederatedRecommender):
     n_rounds: AtLeast1 = 750
     client_fraction: Above0To1 = 0.01
 
+    _kind = MetaMFAlgorithm
     _has_item_vectors = False
     _has_user_vectors = False
-
-    def _algorithm(self):
-        return self._build(MetaMFAlgorithm)
 
     # --------------------------------------------------------------------- predictions
 

@@ -46,7 +46,7 @@ class PFedRecAlgorithm(PFedRecParameters, ModuleAlgorithm):
     def training_for(self, n_items, round=None):
         rate = self.item_learning_rate
         if rate == "auto":
-            rate = self.learning_rate * (PACE * n_items if self.training.loss == "bce" else 1)
+            rate = self.learning_rate * (PACE * n_items if self.loss == "bce" else 1)
         rates = {"score*": self.learning_rate, "item*": rate}
         return replace(self.training, rates=rates, alternating=True)
 

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from fedrecsk.attacks._base import ActiveAttack
     from fedrecsk.data.interactions import Interactions, Population
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Block
     from fedrecsk.protocol.federation import Federation
     from fedrecsk.protocol.plan import FitPlan
-    from fedrecsk.simulation.method import FederatedMethod
 
-    M = TypeVar("M", bound=FederatedMethod)
+    M = TypeVar("M", bound=FederatedRecommender)
 
 
-def fresh(estimator: FederatedMethod) -> tuple[Key, FederatedMethod]:
+def fresh(estimator: FederatedRecommender) -> tuple[Key, FederatedRecommender]:
     """Return the key of a new fit, and the estimator's copy for it."""
     seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
     return Key(seed), plain_copy(estimator)
@@ -51,7 +51,7 @@ def check_aggregator(plan: FitPlan, data: Population) -> None:
     aggregator._check_specs(plan.algorithm.fields(data.n_items))
 
 
-def secret_of(estimator: FederatedMethod, data: Population, key: Key) -> Key:
+def secret_of(estimator: FederatedRecommender, data: Population, key: Key) -> Key:
     """Return the key of a fit's noise, which no fit of other data or parameters shares."""
     # Otherwise the noise of two fits with the same random_state could be subtracted.
     if estimator.random_state is None:
@@ -139,7 +139,7 @@ def user_codes_of(plan: FitPlan, data: Interactions) -> NDArray[np.int64] | None
     return codes
 
 
-def server_of(estimator: FederatedMethod, plan: FitPlan, data: Population, key: Key) -> Server:
+def server_of(estimator: FederatedRecommender, plan: FitPlan, data: Population, key: Key) -> Server:
     """Return the server of a new fit."""
     secret = key if plan.federation.central_dp is None else secret_of(estimator, data, key)
     return Server(plan, key, data.item_ids.values, data.value_range(), secret)
@@ -161,7 +161,7 @@ def keys_of(server: Server) -> Keys:
     return Keys(server.key, server.secret if shares else server.key)
 
 
-def parameters_of_a_run(estimator: FederatedMethod) -> dict[str, object]:
+def parameters_of_a_run(estimator: FederatedRecommender) -> dict[str, object]:
     """Return the parameters that must not change between the rounds of one run."""
     # The fingerprint of the data has the catalogue.
     free = {"n_rounds", "n_jobs", "warm_start", "n_iter_no_change", "tol", "federation", "items"}

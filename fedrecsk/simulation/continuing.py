@@ -16,12 +16,12 @@ from fedrecsk.simulation.run import Run, complete
 if TYPE_CHECKING:
     from fedrecsk.base import FitReport
     from fedrecsk.data.interactions import Interactions
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Attributes
-    from fedrecsk.simulation.method import FederatedMethod
 
 
 def update(
-    estimator: FederatedMethod,
+    estimator: FederatedRecommender,
     last: Run,
     data: Interactions,
     report: FitReport,

@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from dask.delayed import Delayed
     from distributed import Actor, Client, Future
 
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Attributes
-    from fedrecsk.simulation.method import FederatedMethod
     from fedrecsk.simulation.run import Trained
 
 T = TypeVar("T")
@@ -86,12 +86,12 @@ class WorkerLost(Exception):
 
 
 def fit(
-    estimator: FederatedMethod,
+    estimator: FederatedRecommender,
     X: DataFrame,
     y: Series | None,
     clients: Series | None,
     sample_weight: Series | None,
-) -> FederatedMethod:
+) -> FederatedRecommender:
     """Fit to a Dask DataFrame; return the estimator."""
     _checks.check_parameters(estimator)
     estimator._check_before_fit()
@@ -447,7 +447,7 @@ class Cluster:
     def end(
         self,
         whole: Whole,
-        estimator: FederatedMethod,
+        estimator: FederatedRecommender,
         ours: Attributes,
         message: Message,
         round: int,
@@ -510,8 +510,8 @@ class ClusterRun(Run):
     def on(
         cls,
         cluster: Cluster,
-        estimator: FederatedMethod,
-        method: FederatedMethod,
+        estimator: FederatedRecommender,
+        method: FederatedRecommender,
         data: Whole,
         server: Server,
     ) -> Self:

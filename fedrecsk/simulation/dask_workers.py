@@ -39,8 +39,8 @@ from fedrecsk.updates import ClientUpdates, HeldUpdates, add_sums, joined
 from fedrecsk.updates._client_updates import Stage
 
 if TYPE_CHECKING:
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Attributes
-    from fedrecsk.simulation.method import FederatedMethod
 
 # Warnings: their categories and texts.
 Texts = list[tuple[type[Warning], str]]
@@ -60,7 +60,7 @@ class Rows(NamedTuple):
     said: Texts
 
 
-def read(number: int, frame: DataFrame, estimator: FederatedMethod) -> Rows | None:
+def read(number: int, frame: DataFrame, estimator: FederatedRecommender) -> Rows | None:
     """Encode the rows of a partition; return Rows, or None if it has none."""
     X, others = apart(frame)
     if not len(X) or not (others.get("sample_weight", np.ones(1)) > 0).any():
@@ -100,7 +100,7 @@ class Placing(NamedTuple):
     `codes` are by partition: theirs, those of their first users, and those of users in draws.
     """
 
-    method: FederatedMethod
+    method: FederatedRecommender
     plan: FitPlan
     keys: Keys
     n_clients: int
@@ -327,7 +327,12 @@ class Holder:
         return OwnParticipation(Participation(*masks), self.codes)
 
     def end(
-        self, estimator: FederatedMethod, ours: Attributes, message: Message, round: int, token: str
+        self,
+        estimator: FederatedRecommender,
+        ours: Attributes,
+        message: Message,
+        round: int,
+        token: str,
     ) -> Texts:
         """Leave a model of each partition's users for Dask to take; return what was said."""
         with warnings.catch_warnings(record=True) as said, Threads(self.n_jobs) as parallel:
@@ -345,13 +350,13 @@ class Holder:
 
 
 # Models of partitions that Dask has not taken yet, on a worker.
-MODELS: dict[tuple[str, int], FederatedMethod] = {}
+MODELS: dict[tuple[str, int], FederatedRecommender] = {}
 # How often a worker was asked for a model that it does not have, and how often it gives it back.
 MISSED: Counter[tuple[str, int]] = Counter()
 TRIES, PAUSE = 20, 0.1
 
 
-def take_model(token: str, number: int) -> FederatedMethod:
+def take_model(token: str, number: int) -> FederatedRecommender:
     """Take the model of a partition, where it was left."""
     found = MODELS.pop((token, number), None)
     if found is not None:

@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from fedrecsk.attacks._base import ActiveAttack
     from fedrecsk.base import FitReport
     from fedrecsk.data.interactions import Interactions, Population
+    from fedrecsk.federated.base import FederatedRecommender
     from fedrecsk.protocol.blocks import Attributes
     from fedrecsk.protocol.messages import Message, Registration, Upload
     from fedrecsk.protocol.participation import Participation
-    from fedrecsk.simulation.method import FederatedMethod
     from fedrecsk.updates import ClientUpdates, HeldUpdates
 
     # Updates, sums of training losses and of their weights, and seconds.
     Trained = tuple[list[ClientUpdates], NDArray[np.float64], float]
 
 
-def fit(estimator: FederatedMethod, data: Interactions, report: FitReport) -> Attributes:
+def fit(estimator: FederatedRecommender, data: Interactions, report: FitReport) -> Attributes:
     """Run the rounds; returns the fitted attributes."""
     run = _resumed(estimator, data) or Run.new(estimator, data)
     run.settle(estimator)
@@ -60,7 +60,7 @@ def fit(estimator: FederatedMethod, data: Interactions, report: FitReport) -> At
 
 
 def complete(
-    estimator: FederatedMethod,
+    estimator: FederatedRecommender,
     run: Run,
     data: Population,
     report: FitReport,
@@ -109,7 +109,7 @@ class Run(Loop[StepTotal, "Seen"]):
     # All rows.
     data: Population
     # The estimator's copy for this fit.
-    method: FederatedMethod
+    method: FederatedRecommender
     # Runs the clients' tasks, in threads while rounds are run.
     parallel: Threads = field(default=Threads(1), init=False)
     # Of asynchronous rounds: uploads on their way, with the rounds in which they began, by the
@@ -117,7 +117,7 @@ class Run(Loop[StepTotal, "Seen"]):
     kept: dict[int, list[tuple[int, ClientUpdates]]] = field(default_factory=dict, init=False)
 
     @classmethod
-    def new(cls, estimator: FederatedMethod, data: Interactions, **changed: Any) -> Self:
+    def new(cls, estimator: FederatedRecommender, data: Interactions, **changed: Any) -> Self:
         """Before the set-up; `changed` are fields of the plan other than the estimator's."""
         key, method = both_sides.fresh(estimator)
         plan = replace(method._plan(), **changed)
@@ -333,7 +333,7 @@ class Run(Loop[StepTotal, "Seen"]):
 
         return fitted_attributes(self.method, self.server, message, users)
 
-    def settle(self, estimator: FederatedMethod) -> None:
+    def settle(self, estimator: FederatedRecommender) -> None:
         """Take the parameters that may change between the rounds of one run."""
         server, now = self.server, estimator._plan()
         given = {"n_rounds": now.rounds(now.units(self.data)), "tol": now.tol}
@@ -349,7 +349,7 @@ class Run(Loop[StepTotal, "Seen"]):
 
 
 def fitted_attributes(
-    method: FederatedMethod, server: Server, message: Message, users: Callable[..., dict]
+    method: FederatedRecommender, server: Server, message: Message, users: Callable[..., dict]
 ) -> dict:
     """Return the fitted attributes of the model in a message.
 
@@ -389,7 +389,7 @@ class Seen(NamedTuple):
 
 
 def watch(
-    estimator: FederatedMethod, data: Interactions, n_rounds: int
+    estimator: FederatedRecommender, data: Interactions, n_rounds: int
 ) -> Iterator[tuple[Server, list[ClientGroup], Seen]]:
     """Yield, for each round, the Server, the list of Clients, and what a curious server sees."""
     refusals.check("measurement of leaks", estimator._plan())

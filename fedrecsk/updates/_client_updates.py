@@ -15,12 +15,11 @@ from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrecsk.updates._sparse_rows import SparseRows
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from fedrecsk.updates._sparse_rows import FieldSpec, Update
 
 # Memory for the whole matrices of the clients that are processed together.

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from numpy.typing import ArrayLike, NDArray
 
 # Bytes of a row's number in a message: int32.
 INDEX_BYTES = 4

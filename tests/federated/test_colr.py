@@ -10,7 +10,7 @@ from sklearn.base import clone
 from benchmarks._variants import variant
 from fedrecsk import CoLR, Federation, FedMF, PrivRec, SCoLR
 from fedrecsk.data.interactions import encode
-from fedrecsk.federated._implicit_feedback import unseen_items
+from fedrecsk.federated._feedback import unseen_items
 from fedrecsk.federated.fedmf import EPOCHS_OF_THE_NEW
 from fedrecsk.protocol import blocks
 from fedrecsk.protocol.evaluation import HeldOut

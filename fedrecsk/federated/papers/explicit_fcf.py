@@ -14,12 +14,12 @@ from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated import _ratings
-from fedrecsk.federated._optimizers import Descent, Moments, StepParameters
-from fedrecsk.federated._ratings import ColumnParameters, Columns, Scale
+from fedrecsk.federated._optimizers import Moments, StepParameters, descend
+from fedrecsk.federated._ratings import ColumnAlgorithm, Scale
 from fedrecsk.federated._wmf import wmf_kernels
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.portable import Ridge
-from fedrecsk.protocol.algorithm import Algorithm, Traits
+from fedrecsk.protocol.algorithm import Traits
 from fedrecsk.protocol.messages import Dense, Form, Message, Rows
 from fedrecsk.protocol.states import Kept, PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Updates
@@ -65,10 +65,12 @@ class RatingClients:
 
 
 @dataclass(eq=False, repr=False)
-class RatingParameters(ColumnParameters):
+class RatingParameters(StepParameters):
     """Parameters of ExplicitFCF and SemiDFEGL."""
 
+    n_factors: AtLeast1 = 20
     _: KW_ONLY
+    biases: bool = True
     reg_user: Positive = 1.3
     reg_item: NotNegative = 1.3
     reg_bias: Positive = 3.0
@@ -82,23 +84,18 @@ class RatingParameters(ColumnParameters):
 
 
 @dataclass(kw_only=True, eq=False)
-class RatingAlgorithm(RatingParameters, _ratings.ColumnModel, Algorithm[Any, Any]):
+class RatingAlgorithm(RatingParameters, ColumnAlgorithm[Any, Any]):
     """Clients send gradients of rated items: ExplicitFCF and SemiDFEGL."""
 
-    dtype: type[np.floating] = np.float32
-    columns: Columns
-    descent: Descent
-
     def downloads(self, n_items):
-        return {"scale": Form((3,)), "item_vectors": Form((n_items, self.columns.width))}
+        return {"scale": Form((3,)), "item_vectors": Form((n_items, self.width))}
 
     # --------------------------------------------------------------- before the rounds
 
     def setup_fields(self, n_items):
         specs = _ratings.RATINGS | {"n_ratings": FieldSpec((n_items,), self.rows, learned=False)}
         if self.upload == "local":
-            # An int32 for each rated item: its index.
-            specs["held_items"] = FieldSpec((n_items,), "held", dtype="int32", learned=False)
+            specs |= _ratings.held_items(n_items)
         return specs
 
     @property
@@ -116,19 +113,18 @@ class RatingAlgorithm(RatingParameters, _ratings.ColumnModel, Algorithm[Any, Any
         n_ratings = np.maximum(sums["n_ratings"].sum, 0)
         low, high = scale_of(self.rating_scale, catalogue.rating_range)
         level = np.clip(total / number, low, high) if number > 0 else (low + high) / 2
-        items = self.columns.first_items(catalogue.n_items, self.INIT_STD, key)
+        items = self.first_items(catalogue.n_items, self.INIT_STD, key)
         return RatingServer(
             items=np.where((n_ratings > 0)[:, None], items, self.dtype(0)),
             penalties=self._penalties(n_ratings, self.reg_item) / catalogue.n_clients,
-            scale=Scale(low, high, float(level) if self.columns.biases else 0.0),
+            scale=Scale(low, high, float(level) if self.biases else 0.0),
             moments=None,
         )
 
     def _penalties(self, n_ratings, reg):
         """Return the penalties on each number of vectors, by their numbers of ratings."""
-        columns = self.columns
-        penalties = np.repeat((reg * n_ratings**self.REG_POWER)[:, None], columns.width, axis=1)
-        if columns.biases:
+        penalties = np.repeat((reg * n_ratings**self.REG_POWER)[:, None], self.width, axis=1)
+        if self.biases:
             penalties[:, 0] = self.reg_bias
         return penalties
 
@@ -143,7 +139,7 @@ class RatingAlgorithm(RatingParameters, _ratings.ColumnModel, Algorithm[Any, Any
             ratings=Ratings(users, block.items, values, block.weights.astype(self.dtype)),
             n_ratings=n_ratings,
             penalties=self._penalties(n_ratings, self.reg_user),
-            users=np.zeros((block.n_users, self.columns.width), dtype=self.dtype),
+            users=np.zeros((block.n_users, self.width), dtype=self.dtype),
         )
 
     # ------------------------------------------------------------------ on the clients
@@ -151,7 +147,7 @@ class RatingAlgorithm(RatingParameters, _ratings.ColumnModel, Algorithm[Any, Any
     def fit_users(self, block, ratings, penalties, items, who, users):
         """Solve exactly for the users of a mask, in place."""
         items, values = items.astype(self.dtype), ratings.values
-        if self.columns.biases:
+        if self.biases:
             values = values - items[ratings.items, 0]
             items[:, 0] = 1
         equations = wmf_kernels.Ratings(ratings.items, ratings.weights, ratings.weights * values)
@@ -161,7 +157,7 @@ class RatingAlgorithm(RatingParameters, _ratings.ColumnModel, Algorithm[Any, Any
     def with_ones(self, users):
         """Return what items are multiplied by: users' rows with 1 in place of their biases."""
         left = users.copy()
-        if self.columns.biases:
+        if self.biases:
             left[:, 0] = 1
         return left
 
@@ -202,7 +198,7 @@ class RatingAlgorithm(RatingParameters, _ratings.ColumnModel, Algorithm[Any, Any
 
     def stepped(self, server, gradient):
         """Return the server's state after a step of the items down their gradient."""
-        items, moments = self.descent.step(server.items, gradient, server.moments)
+        items, moments = descend(self, server.items, gradient, server.moments)
         return replace(server, items=items.astype(self.dtype), moments=moments)
 
     def final(self, server):
@@ -246,14 +242,14 @@ class ExplicitFCFAlgorithm(ExplicitFCFParameters, RatingAlgorithm):
         return Message(item_vectors=rows(server.items))
 
     def fields(self, n_items):
-        return {"gradient": FieldSpec((n_items, self.columns.width), self.rows)}
+        return {"gradient": FieldSpec((n_items, self.width), self.rows)}
 
     def update(self, block, clients, message, turn, key):
         ratings, users, who = clients.ratings, clients.users, turn.active
         items = message["item_vectors"].values.astype(self.dtype)
         self.fit_users(block, ratings, clients.penalties, items, block.users_of(who), users)
         left = self.with_ones(users)
-        bias = users[:, 0] if self.columns.biases else np.zeros(len(users), self.dtype)
+        bias = users[:, 0] if self.biases else np.zeros(len(users), self.dtype)
         errors = self.errors(block, ratings, who, left, bias, items)
         gradient, is_finite = self.by_item(block, turn, (errors, left))
         loss = loss_of(block, errors, ratings.weights, who)
@@ -275,11 +271,11 @@ class ExplicitFCFAlgorithm(ExplicitFCFParameters, RatingAlgorithm):
 
     def model(self, fitted):
         def rule():
-            vectors, width = fitted["item_factors_"], self.columns.width
+            vectors, width = fitted["item_factors_"], self.width
             offset = np.full(len(vectors), fitted["global_bias_"])
             penalty, power = np.full(width, float(self.reg_user)), np.zeros(width)
-            power[int(self.columns.biases) :] = self.REG_POWER
-            if self.columns.biases:
+            power[int(self.biases) :] = self.REG_POWER
+            if self.biases:
                 vectors = np.column_stack([np.ones_like(vectors[:, 0]), vectors])
                 offset, penalty[0] = offset + fitted["item_bias_"], self.reg_bias
             own = {"offset": offset, "power": power, "rates": True, "confidence": 1.0}
@@ -288,20 +284,9 @@ class ExplicitFCFAlgorithm(ExplicitFCFParameters, RatingAlgorithm):
         return replace(super().model(fitted), make_rule=rule)
 
 
-@dataclass(eq=False, repr=False)
-class RatingGradients(RatingParameters, StepParameters, RatingMixin, FederatedRecommender):
-    """Base class of ExplicitFCF and SemiDFEGL, the estimators of a `RatingAlgorithm`."""
-
-    _user_width = "n_factors"
-
-    def _of_ratings(self, kind):
-        """Return an algorithm of a class, with its columns and the server's steps."""
-        return self._build(kind, columns=self._build(Columns), descent=self._build(Descent))
-
-
 @documented
 @dataclass(eq=False, repr=False)
-class ExplicitFCF(ExplicitFCFParameters, RatingGradients):
+class ExplicitFCF(ExplicitFCFParameters, RatingMixin, FederatedRecommender):
     """Federated collaborative filtering of ratings: exact users, gradients, Adam on the server.
 
     Each round every client solves for its users' vectors and biases exactly, given the items
@@ -418,8 +403,7 @@ class ExplicitFCF(ExplicitFCFParameters, RatingGradients):
     """
 
     _: KW_ONLY
-    n_rounds: AtLeast1 = 100
     learning_rate: Positive = 0.03
 
-    def _algorithm(self):
-        return self._of_ratings(ExplicitFCFAlgorithm)
+    _kind = ExplicitFCFAlgorithm
+    _user_width = "n_factors"

@@ -167,7 +167,7 @@ class FedFastAlgorithm(FedFastParameters, FedMFAlgorithm, ChoosesCohorts[FedFast
     def enter(self, block, message, key):
         # The server sends the users' initial vectors.
         users = np.zeros((block.n_users, self.n_factors), dtype=self.dtype)
-        return FedMFClients(self.targets.feedback(block, message), users)
+        return FedMFClients(self.feedback(block, message), users)
 
     def update(self, block, clients, message, turn, key):
         received, n_users = message["client_vector"].values, np.diff(block.client_indptr)

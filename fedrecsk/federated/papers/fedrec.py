@@ -22,15 +22,13 @@ from fedrecsk.base import RatingMixin
 from fedrecsk.data._checks import scale_of
 from fedrecsk.federated._ratings import (
     RATINGS,
-    ColumnModel,
-    ColumnParameters,
-    Columns,
+    ColumnAlgorithm,
     Scale,
     sums_of_ratings,
 )
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors
-from fedrecsk.protocol.algorithm import Algorithm, PlansRounds, Traits
+from fedrecsk.protocol.algorithm import PlansRounds, Traits
 from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.states import PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
@@ -73,10 +71,12 @@ class FedRecClients:
 
 
 @dataclass(eq=False, repr=False)
-class FedRecParameters(ColumnParameters):
+class FedRecParameters:
     """Parameters of FedRec."""
 
+    n_factors: AtLeast1 = 20
     _: KW_ONLY
+    biases: bool = True
     n_virtual: AtLeast0 = 3
     filling: Literal["hybrid", "average"] = "hybrid"
     virtual_items: Literal["fixed", "redrawn"] = "fixed"
@@ -92,16 +92,12 @@ class FedRecParameters(ColumnParameters):
 
 
 @dataclass(kw_only=True, eq=False)
-class FedRecAlgorithm(
-    FedRecParameters, ColumnModel, PlansRounds, Algorithm[FedRecServer, FedRecClients]
-):
+class FedRecAlgorithm(FedRecParameters, PlansRounds, ColumnAlgorithm[FedRecServer, FedRecClients]):
     """Clients add virtual ratings to their own, and upload the gradients of both."""
 
     # A number; not "auto".
     reg: float
     client_fraction: float
-    dtype: type[np.floating] = np.float32
-    columns: Columns
 
     @property
     def traits(self):
@@ -114,26 +110,26 @@ class FedRecAlgorithm(
         return {
             "scale": Form((3,)),
             "share": Form((), bounds=(0.0, 1.0)),
-            "item_vectors": Form((n_items, self.columns.width)),
+            "item_vectors": Form((n_items, self.width)),
         }
 
     # --------------------------------------------------------------- before the rounds
 
     def setup_fields(self, n_items):
-        return RATINGS if self.columns.biases else {}
+        return RATINGS if self.biases else {}
 
     def answer(self, block, message, key):
         return Updates({"ratings": sums_of_ratings(block)})
 
     def begin(self, catalogue, sums, key):
-        shape = (catalogue.n_items, self.columns.width)
+        shape = (catalogue.n_items, self.width)
         items = self.INIT_RANGE * key.generator("item vectors").uniform(-1, 1, shape)
         (low, high), level = scale_of(self.rating_scale, catalogue.rating_range), 0.0
         if sums is not None:
             total, weight = sums["ratings"].sum
             level = float(_rescaled(total / weight, low, high))
         share = max(self.client_fraction, 1 / catalogue.n_clients)
-        return FedRecServer(self.columns.first(items), Scale(low, high, level), share)
+        return FedRecServer(self.first_vectors(items), Scale(low, high, level), share)
 
     def announce(self, server):
         return Message(scale=server.scale.sent(), share=Dense(np.array(server.share)))
@@ -146,17 +142,17 @@ class FedRecAlgorithm(
     def fields(self, n_items):
         rows = "all" if self.upload == "all" else "chosen"
         return {
-            "gradients": FieldSpec((n_items, self.columns.width), rows),
+            "gradients": FieldSpec((n_items, self.width), rows),
             "weights": FieldSpec((n_items,), rows, learned=False),
         }
 
     def enter(self, block, message, key):
-        draws = key.private.at(-1).uniform("user vectors", self.columns.of_users(block))
+        draws = key.private.at(-1).uniform("user vectors", self.numbers_of_users(block))
         scale = Scale.received(message)
         values = _rescaled(block.values, scale.low, scale.high).astype(self.dtype)
         weights = block.weights.astype(self.dtype)
         return FedRecClients(
-            users=self.columns.first(self.INIT_RANGE * (2 * draws - 1)),
+            users=self.first_vectors(self.INIT_RANGE * (2 * draws - 1)),
             ratings=fedrec_kernels.Ratings(block.indptr, block.items, values, weights),
             scale=scale,
             share=float(message["share"].values),
@@ -209,11 +205,11 @@ class FedRecAlgorithm(
 
     def _solution(self, u, clients, message):
         """Return the vector of least loss on the real ratings of user u, items fixed."""
-        own, eye = slice(*clients.ratings.indptr[u : u + 2]), np.eye(self.columns.width)
+        own, eye = slice(*clients.ratings.indptr[u : u + 2]), np.eye(self.width)
         _, items, values, weights = clients.ratings
         partners = message["item_vectors"].values[items[own]].astype(np.float64)
         rest = values[own] - clients.scale.level
-        if self.columns.biases:
+        if self.biases:
             rest -= partners[:, 0]
             partners[:, 0] = 1
         weighted = partners.T * weights[own]
@@ -234,9 +230,9 @@ class FedRecAlgorithm(
 
     def _received(self, message, level):
         items = message["item_vectors"].values.astype(self.dtype, copy=False)
-        met = items[:, int(self.columns.biases) :]
-        squares = np.einsum("if,if->i", met, met) + self.dtype(self.columns.biases)
-        return fedrec_kernels.Model(items, squares, level, bool(self.columns.biases))
+        met = self.without_bias(items)
+        squares = np.einsum("if,if->i", met, met) + self.dtype(self.biases)
+        return fedrec_kernels.Model(items, squares, level, bool(self.biases))
 
     def list_examples(self, block, clients, active, key):
         """Return the users' examples, drawn in each round or once in the user's first round."""
@@ -279,7 +275,7 @@ class FedRecAlgorithm(
         return fedrec_kernels.Uploads(
             senders,
             slots,
-            np.zeros((n_slots, self.columns.width), dtype),
+            np.zeros((n_slots, self.width), dtype),
             np.zeros(n_slots, dtype),
             np.ones(held.n_clients, dtype=bool),
         )
@@ -287,7 +283,7 @@ class FedRecAlgorithm(
     # ------------------------------------------------------------------------ the model
 
     def private_vectors(self, clients):
-        return clients.users[:, int(self.columns.biases) :]
+        return self.without_bias(clients.users)
 
     def model(self, fitted):
         low, high = fitted["rating_scale_"]
@@ -444,10 +440,8 @@ class FedRec(FedRecParameters, RatingMixin, FederatedRecommender):
     n_rounds: AtLeast1 | Literal["auto"] = "auto"
     client_fraction: Above0To1 = 0.05
 
+    _kind = FedRecAlgorithm
     _user_width = "n_factors"
-
-    def _algorithm(self):
-        return self._build(FedRecAlgorithm, reg=self._reg, columns=self._build(Columns))
 
     @property
     def _reg(self):

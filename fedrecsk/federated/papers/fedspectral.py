@@ -9,12 +9,11 @@ from scipy import sparse
 from scipy.linalg import eigh
 from sklearn.utils.extmath import randomized_svd
 
-from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
+from fedrecsk._utils.constraints import AtLeast1, NotNegative
 from fedrecsk._utils.docs import documented
 from fedrecsk.base._item_weights import pairs_of, symmetric, whole
 from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, signal
-from fedrecsk.federated._wmf import UserParameters, UserProblem
-from fedrecsk.models._model import weighted_factors
+from fedrecsk.federated._wmf import UserAlgorithm, UserParameters
 from fedrecsk.protocol.messages import Dense, Form, Message
 
 __all__ = ["FedSpectral"]
@@ -28,20 +27,18 @@ POWER_STEPS = 4
 
 
 @dataclass(kw_only=True, eq=False)
-class FedSpectralAlgorithm(GramAlgorithm):
+class FedSpectralAlgorithm(UserAlgorithm, GramAlgorithm):
     """The server finds item vectors, for which clients solve for their users."""
 
     solves_sparse = True
 
-    problem: UserProblem
-
     def downloads(self, n_items):
-        factors = Form((n_items, self.problem.n_factors))
+        factors = Form((n_items, self.n_factors))
         return super().downloads(n_items) | {"item_factors": factors}
 
     def solve(self, server):
         n_items, noise_std = server.n_items, server.noise_std
-        n_factors = min(self.problem.n_factors, n_items)
+        n_factors = min(self.n_factors, n_items)
         if sparse.issparse(server.gram):
             matrix = symmetric(*pairs_of(server.gram, n_items), n_items)
         else:
@@ -51,30 +48,12 @@ class FedSpectralAlgorithm(GramAlgorithm):
             leading = _factors_from_noise(matrix, items, n_factors, noise_std)
         else:
             leading = _spectral_factors(matrix, n_factors)
-        factors = np.zeros((n_items, self.problem.n_factors))
+        factors = np.zeros((n_items, self.n_factors))
         factors[:, : leading.shape[1]] = leading
         return Message(item_factors=Dense(factors.astype(self.dtype)))
 
-    def decode(self, message, key):
-        return self.problem.decoded(message)
-
-    def personalize(self, block, clients, message, turn, key):
-        return self.problem.personalized(block, turn.active, *self.problem.received(message))
-
-    # ------------------------------------------------------------------------ the model
-
-    def server_attributes(self, message):
-        return {"item_factors_": message["item_factors"].values}
-
-    def user_attributes(self, block, clients):
-        return {"user_factors_": clients.users}
-
     def model(self, fitted):
-        model = weighted_factors(fitted, self.problem)
-        return replace(model, unknown=lambda: fitted["_popularity"])
-
-    def losses(self, model, held_out, seen):
-        return self.problem.losses(model, held_out, seen)
+        return replace(super().model(fitted), unknown=lambda: fitted["_popularity"])
 
 
 @documented
@@ -187,10 +166,8 @@ class FedSpectral(UserParameters, FederatedGram):
     n_factors: AtLeast1 = 128
     _: KW_ONLY
     alpha: NotNegative = 4.0
-    reg_user: Positive = 30.0
 
-    def _algorithm(self):
-        return self._of_sums(FedSpectralAlgorithm, problem=self._build(UserProblem))
+    _kind = FedSpectralAlgorithm
 
 
 def _spectral_factors(gram, n_factors):

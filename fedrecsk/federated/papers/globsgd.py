@@ -9,8 +9,13 @@ import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast1, Positive
 from fedrecsk._utils.docs import documented
-from fedrecsk.federated._implicit_mf import ImplicitMF
-from fedrecsk.federated._wmf import Aggregation, ImplicitAlgorithm, ImplicitParameters, divide
+from fedrecsk.federated._wmf import (
+    Aggregation,
+    ImplicitAlgorithm,
+    ImplicitMF,
+    ImplicitParameters,
+    divide,
+)
 
 __all__ = ["GlobSGD"]
 
@@ -143,8 +148,7 @@ class GlobSGD(GlobSGDParameters, ImplicitMF):
     _: KW_ONLY
     n_rounds: AtLeast1 = 30
 
-    def _algorithm(self):
-        return self._implicit(GlobSGDAlgorithm)
+    _kind = GlobSGDAlgorithm
 
     def _check_before_fit(self):
         super()._check_before_fit()

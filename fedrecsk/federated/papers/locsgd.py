@@ -11,11 +11,11 @@ import numpy as np
 from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.sklearn_compat import Interval
-from fedrecsk.federated._implicit_mf import ImplicitMF
 from fedrecsk.federated._wmf import (
     Aggregation,
     ClientItemsAlgorithm,
-    ClientItemsParameters,
+    ImplicitMF,
+    ImplicitParameters,
     wmf_kernels,
 )
 
@@ -23,13 +23,14 @@ __all__ = ["LocSGD"]
 
 
 @dataclass(eq=False, repr=False)
-class LocSGDParameters(ClientItemsParameters):
+class LocSGDParameters(ImplicitParameters):
     """Parameters of LocSGD."""
 
     _: KW_ONLY
     reg_user: Positive = 10.0
     reg_item: NotNegative = 0.0
     prox: NotNegative = 0.0
+    local_epochs: AtLeast1 = 1
     n_steps: AtLeast1 = 5
     learning_rate: Annotated[float, Interval(Real, 0, 1000, closed="right")] = 0.3
     aggregation: Aggregation = "clients"
@@ -40,7 +41,7 @@ class LocSGDAlgorithm(LocSGDParameters, ClientItemsAlgorithm):
     """Every client solves for its users, and then takes steps on its own version of the items."""
 
     def update(self, block, clients, message, turn, key):
-        (items, gram), users, active = self.problem.received(message), clients.users, turn.active
+        (items, gram), users, active = self.received(message), clients.users, turn.active
         problem, work = self.item_problem(clients), wmf_kernels.workspace(block, users)
         ratings = wmf_kernels.Ratings(block.rows, clients.extra, clients.pull)
         versions = items[block.row_items]
@@ -50,10 +51,10 @@ class LocSGDAlgorithm(LocSGDParameters, ClientItemsAlgorithm):
         early = out._replace(senders=np.zeros_like(out.senders))
         for epoch in range(self.local_epochs):
             if epoch == 0:
-                loss = self.problem.solve(block, clients, active, items, gram)
+                loss = self.fit_users(block, clients, active, items, gram)
             else:
                 grams = self.own_grams(block, active, message, versions, follows)
-                self.problem.solve(block, clients, active, versions, grams, block.rows)
+                self.fit_users(block, clients, active, versions, grams, block.rows)
             steps = self.n_steps, float(self.learning_rate)
             last = epoch == self.local_epochs - 1
             wmf_kernels.descend_items(*given, *steps, out if last else early)
@@ -144,5 +145,4 @@ class LocSGD(LocSGDParameters, ImplicitMF):
     _: KW_ONLY
     n_rounds: AtLeast1 = 30
 
-    def _algorithm(self):
-        return self._implicit(LocSGDAlgorithm)
+    _kind = LocSGDAlgorithm

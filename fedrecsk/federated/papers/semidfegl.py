@@ -15,11 +15,12 @@ from fedrecsk._utils.constraints import AtLeast0, AtLeast1, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.parameters import constant
 from fedrecsk._utils.sklearn_compat import Interval
+from fedrecsk.base import RatingMixin
 from fedrecsk.federated._optimizers import adam
+from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.federated.papers import explicit_fcf
 from fedrecsk.federated.papers.explicit_fcf import (
     RatingAlgorithm,
-    RatingGradients,
     RatingParameters,
     loss_of,
     rated_by,
@@ -162,7 +163,7 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[SemiDF
         grouped = groups.of_client >= 0
         if grouped.any():
             of_client = groups.of_client[grouped]
-            sums = self._factors(server.items)[groups.items].sum(axis=1)
+            sums = self.without_bias(server.items)[groups.items].sum(axis=1)
             common[grouped] = (groups.scales[:, None] * sums)[of_client]
             n_others[grouped] = groups.n_devices[of_client] - 1
         return Message(
@@ -175,13 +176,13 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[SemiDF
 
     def fields(self, n_items):
         specs = {
-            "gradient": FieldSpec((n_items, self.columns.width), "held"),
+            "gradient": FieldSpec((n_items, self.width), "held"),
             "embedding": FieldSpec((self.n_factors,)),
         }
         return specs | ({"common": FieldSpec((self.n_factors,))} if self.n_common else {})
 
     def enter(self, block, message, key):
-        n, width, d = block.n_users, self.columns.width, self.n_factors
+        n, width, d = block.n_users, self.width, self.n_factors
         return SemiDFEGLClients(
             **vars(super().enter(block, message, key)),
             moments=np.zeros((2, n, width)),
@@ -200,11 +201,11 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[SemiDF
         if step == 0:
             clients.met[turn.active] = key.round
             self._connect(block, graph, message, groups, users)
-            sent = self._factors(clients.users) + (self.n_layers == 3) * graph.first
+            sent = self.without_bias(clients.users) + (self.n_layers == 3) * graph.first
             messages = _by_client(block, graph.scale * sent) / _n_users(block)
         else:
             self._measure(block, clients, message, turn.active)
-            messages = _by_client(block, graph.scale * self._factors(clients.gradients))
+            messages = _by_client(block, graph.scale * self.without_bias(clients.gradients))
         return clients, GroupMessages(groups, messages)
 
     def after_exchange(self, block, clients, means, turn, step):
@@ -227,18 +228,18 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[SemiDF
             clients.pull[users] = 0
             self._measure(block, clients, message, alone)
         users, left = block.users_of(turn.active), self._left(clients)
-        clients.embeddings[users] = self._factors(left)[users]
+        clients.embeddings[users] = self.without_bias(left)[users]
         # What gradients by z_u are by layer 0, by layer 1, and by the neighbours' layer 0.
-        gradient = self._factors(clients.gradients)
+        gradient = self.without_bias(clients.gradients)
         by_start = self._share * (1 + graph.own) * gradient + graph.scale * clients.pull
         by_first = by_start if self.n_layers == 3 else self._share * gradient
-        through = np.zeros((block.n_users, self.columns.width), self.dtype)
-        self._factors(through)[:] = graph.scale * by_first
+        through = np.zeros((block.n_users, self.width), self.dtype)
+        self.without_bias(through)[:] = graph.scale * by_first
         errors, ones = clients.errors, np.ones(len(block.items), self.dtype)
         loss = loss_of(block, errors, clients.ratings.weights, turn.active)
         gradient, is_finite = self.by_item(block, turn, (errors, left), (ones, through))
-        common = self._factors(_by_client(block, (graph.n_common > 0) * through))
-        embedding = self._factors(_by_client(block, left)) / _n_users(block)
+        common = self.without_bias(_by_client(block, (graph.n_common > 0) * through))
+        embedding = self.without_bias(_by_client(block, left)) / _n_users(block)
         is_finite &= np.isfinite(common).all(axis=1) & np.isfinite(embedding).all(axis=1)
         self._step_users(clients, by_start, users)
         fields = {"gradient": gradient, "embedding": SparseRows.stacked(embedding)}
@@ -273,19 +274,19 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[SemiDF
         """Return layer 1 of the users of a mask: the scaled sum of their neighbours."""
         ones = np.ones(len(block.items), self.dtype), block.items, block.indptr
         rated = csr_array(ones, shape=(block.n_users, block.n_items))[users]
-        sums = rated @ self._factors(message["item_vectors"].values.astype(self.dtype))
+        sums = rated @ self.without_bias(message["item_vectors"].values.astype(self.dtype))
         return graph.scale[users] * (sums + graph.common[users])
 
     def _embeddings(self, users, graph, first):
         """z_u: the mean of all layers."""
-        layers = (1 + graph.own) * self._factors(users)
+        layers = (1 + graph.own) * self.without_bias(users)
         layers = layers + (1 + (self.n_layers == 3) * graph.own) * first
         return self._share * (layers + graph.n_common * graph.scale * graph.peers)
 
     def _left(self, clients):
         """Return (1, z_u), the 1 with biases."""
         graph, left = clients.graph, self.with_ones(clients.users)
-        self._factors(left)[:] = self._embeddings(clients.users, graph, graph.first)
+        self.without_bias(left)[:] = self._embeddings(clients.users, graph, graph.first)
         return left
 
     def _measure(self, block, clients, message, who):
@@ -293,34 +294,30 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[SemiDF
         items, ratings = message["item_vectors"].values.astype(self.dtype), clients.ratings
         users = block.users_of(who)
         bias = np.zeros(block.n_users, self.dtype)
-        if self.columns.biases:
+        if self.biases:
             bias[:] = clients.users[:, 0]
         errors = self.errors(block, ratings, who, self._left(clients), bias, items)
         places = rated_by(block, who)
         clients.errors[places] = errors[places]
         matrix = csr_array((errors, block.items, block.indptr), (block.n_users, block.n_items))
         gradients = matrix @ items
-        if self.columns.biases:
+        if self.biases:
             gradients[:, 0] = matrix.sum(axis=1)
         clients.gradients[users] = gradients[users]
 
     def _step_users(self, clients, by_start, users):
         """Step each user of a mask, by Adam or gradient descent."""
         gradient = clients.gradients + clients.penalties * clients.users
-        self._factors(gradient)[:] += by_start - self._factors(clients.gradients)
+        self.without_bias(gradient)[:] += by_start - self.without_bias(clients.gradients)
         n_ratings = np.maximum(clients.n_ratings[users], np.finfo(np.float64).tiny)
         gradient = gradient[users] / n_ratings[:, None]
         # A user whose numbers have overflowed stays where it is.
         gradient = np.where(np.isfinite(gradient).all(axis=1, keepdims=True), gradient, 0)
-        if self.descent.optimizer == "adam":
+        if self.optimizer == "adam":
             clients.n_steps[users] += 1
             n_steps, moments = clients.n_steps[users], clients.moments
-            gradient, moments[:, users] = adam(self.descent, moments[:, users], n_steps, gradient)
+            gradient, moments[:, users] = adam(self, moments[:, users], n_steps, gradient)
         clients.users[users] -= self.user_learning_rate * gradient
-
-    def _factors(self, rows):
-        """Return a view of rows without the bias in front."""
-        return rows[:, int(self.columns.biases) :]
 
     # ----------------------------------------------------------------- each round, server
 
@@ -328,7 +325,7 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[SemiDF
         if upload is not None:
             server = self._learned(server, upload)
         if self.n_common and key.round % self.CLUSTER_EVERY == 0:
-            given = server.embeddings, server.known, self._factors(server.items)
+            given = server.embeddings, server.known, self.without_bias(server.items)
             sizes, generator = (self.n_groups, self.n_common), key.generator("centres")
             groups = _clustered(*given, *sizes, self.FUZZINESS, generator)
             server = replace(server, groups=groups)
@@ -345,7 +342,7 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[SemiDF
                 by_group[groups.of_client[code]] += one["common"].change
         gradient = upload["gradient"].sum.astype(np.float64)
         for members, row in zip(groups.items, groups.scales[:, None] * by_group, strict=True):
-            self._factors(gradient)[members] += row
+            self.without_bias(gradient)[members] += row
         gradient = gradient / upload.n_clients + server.penalties * items
         return self.stepped(replace(server, embeddings=embeddings, known=known), gradient)
 
@@ -357,7 +354,7 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[SemiDF
         everyone = np.ones(block.n_users, dtype=bool)
         first = self._first_layer(block, clients.graph, message, everyone)
         users = clients.users.copy()
-        self._factors(users)[:] = self._embeddings(users, clients.graph, first)
+        self.without_bias(users)[:] = self._embeddings(users, clients.graph, first)
         return replace(clients, users=users)
 
     def _newcomers(self, block, message, key):
@@ -367,12 +364,12 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[SemiDF
         self._connect(block, graph, message, np.full(block.n_clients, -1), everyone)
         # z = slope p + offset.
         slope, offset = self._share * (1 + graph.own), clients.users.copy()
-        self._factors(offset)[:] = self._embeddings(offset, graph, graph.first)
+        self.without_bias(offset)[:] = self._embeddings(offset, graph, graph.first)
         items, ratings = message["item_vectors"].values.astype(self.dtype), clients.ratings
         rest = ratings.values - np.einsum("kf,kf->k", offset[ratings.users], items[ratings.items])
         ratings, penalties = ratings._replace(values=rest.astype(self.dtype)), clients.penalties
-        self._factors(penalties)[:] /= slope**2
-        users = np.zeros((block.n_users, self.columns.width), dtype=self.dtype)
+        self.without_bias(penalties)[:] /= slope**2
+        users = np.zeros((block.n_users, self.width), dtype=self.dtype)
         self.fit_users(block, ratings, penalties, items, everyone, users)
         return replace(clients, users=users + offset)
 
@@ -453,7 +450,7 @@ def _directions(vectors):
 
 @documented
 @dataclass(eq=False, repr=False)
-class SemiDFEGL(SemiDFEGLParameters, RatingGradients):
+class SemiDFEGL(SemiDFEGLParameters, RatingMixin, FederatedRecommender):
     """Graph convolution on devices, which exchange embeddings and gradients within groups.
 
     Each client knows its ego graph: its user and the items that the user has rated. It
@@ -600,10 +597,9 @@ class SemiDFEGL(SemiDFEGLParameters, RatingGradients):
     n_rounds: AtLeast1 = 150
     learning_rate: Positive = 0.02
 
+    _kind = SemiDFEGLAlgorithm
+    _user_width = "n_factors"
     BETA_1 = 0.9
-
-    def _algorithm(self):
-        return self._of_ratings(SemiDFEGLAlgorithm)
 
     def _least_bytes(self, data):
         # Users' moments, gradients and ego graphs.
