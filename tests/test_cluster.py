@@ -671,8 +671,7 @@ def test_an_error_on_a_worker_says_where_it_was_raised(client):
             return {}["what is not there"]
 
     class Broken(LocALS):
-        def _algorithm(self):
-            return self._implicit(BrokenAlgorithm, regression=self._user_regression())
+        _kind = BrokenAlgorithm
 
     # A KeyError, which is not taken for a lost worker.
     with pytest.raises(KeyError, match="what is not there") as error:

@@ -243,8 +243,7 @@ class NoUserFitsAlgorithm(RFRecAlgorithm):
 
 
 class NoUserFits(RFRec):
-    def _algorithm(self):
-        return self._rfrec(NoUserFitsAlgorithm)
+    _kind = NoUserFitsAlgorithm
 
 
 def test_a_model_to_which_no_client_can_be_fitted_is_not_saved(tmp_path):

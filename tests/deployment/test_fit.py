@@ -399,8 +399,7 @@ class AlwaysAlike(RFRecAlgorithm):
 class NeverBetter(RFRec):
     """The first model stays the best."""
 
-    def _algorithm(self):
-        return self._rfrec(AlwaysAlike)
+    _kind = AlwaysAlike
 
 
 STOPPED = [RFRec, NeverBetter, FedEB, LocALS, FedMF, LightFR, RFRecF, ExplicitFCF]

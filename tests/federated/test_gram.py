@@ -156,15 +156,13 @@ def test_the_model_that_clients_measure_is_counted(model):
 def watched(Estimator):
     """Keep the sum that the server solves, the deviation of its noise, and the items' counts."""
 
-    def of_sums(self, kind, **parts):
-        def state_attributes(algorithm, server):
-            Watched.seen = server.gram.copy(), server.noise_std, server.counts
-            return kind.state_attributes(algorithm, server)
+    def state_attributes(self, server):
+        Watched.seen = server.gram.copy(), server.noise_std, server.counts
+        return kind.state_attributes(self, server)
 
-        one = type(kind.__name__, (kind,), {"state_attributes": state_attributes})
-        return Estimator._of_sums(self, one, **parts)
-
-    Watched = type(Estimator.__name__, (Estimator,), {"_of_sums": of_sums})
+    kind = Estimator._kind
+    one = type(kind.__name__, (kind,), {"state_attributes": state_attributes})
+    Watched = type(Estimator.__name__, (Estimator,), {"_kind": one})
     return Watched
 
 

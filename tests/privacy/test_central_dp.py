@@ -143,8 +143,7 @@ def test_the_server_does_not_divide_by_a_secret_number():
             return super().step(server, upload, key)
 
     class Watching(RFRec):
-        def _algorithm(self):
-            return self._rfrec(WatchingAlgorithm)
+        _kind = WatchingAlgorithm
 
     model = Watching(3, n_rounds=2, random_state=0, **PUBLIC)
     model.set_params(federation=private(noise_multiplier=1.0, dropout=0.5), client_fraction=0.5)

@@ -310,8 +310,7 @@ class CountingAlgorithm(RFRecAlgorithm):
 
 
 class Counting(RFRec):
-    def _algorithm(self):
-        return self._rfrec(CountingAlgorithm)
+    _kind = CountingAlgorithm
 
 
 @pytest.mark.parametrize("draws_each", [False, True])

@@ -53,8 +53,7 @@ class WrongAlgorithm(RFRecAlgorithm):
 
 
 class Wrong(RFRec):
-    def _algorithm(self):
-        return self._rfrec(WrongAlgorithm)
+    _kind = WrongAlgorithm
 
 
 @pytest.mark.parametrize(
@@ -95,8 +94,7 @@ class CountsAlgorithm(RFRecAlgorithm):
 
 
 class Counts(RFRec):
-    def _algorithm(self):
-        return self._rfrec(CountsAlgorithm)
+    _kind = CountsAlgorithm
 
 
 NOISY = Federation(local_dp=LaplaceMechanism(clip=1.0, scale=0.5))

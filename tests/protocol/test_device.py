@@ -229,8 +229,7 @@ class OtherwiseAlgorithm(LocALSAlgorithm):
 
 
 class ToldOtherwise(LocALS):
-    def _algorithm(self):
-        return self._implicit(OtherwiseAlgorithm, regression=self._user_regression())
+    _kind = OtherwiseAlgorithm
 
 
 def test_rows_come_with_their_numbers_where_the_set_up_has_not_told_them():

@@ -115,8 +115,7 @@ class UndeclaredAlgorithm(RFRecAlgorithm):
 
 
 class Undeclared(RFRec):
-    def _algorithm(self):
-        return self._rfrec(UndeclaredAlgorithm)
+    _kind = UndeclaredAlgorithm
 
 
 def test_a_simulated_fit_sends_only_what_is_declared():

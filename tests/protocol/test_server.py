@@ -116,8 +116,7 @@ class ChosenAlgorithm(RFRecAlgorithm, ChoosesCohorts):
 
 def test_clients_that_share_state_have_cohorts_of_the_federation():
     class Chosen(RFRec):
-        def _algorithm(self):
-            return self._rfrec(ChosenAlgorithm)
+        _kind = ChosenAlgorithm
 
     with pytest.raises(TypeError, match="Chosen shares state between clients of equal history"):
         opened(Chosen(3, n_rounds=1, client_fraction=0.5))

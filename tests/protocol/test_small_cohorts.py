@@ -63,8 +63,7 @@ class NumberedAlgorithm(LocALSAlgorithm):
 
 
 class Numbered(LocALS):
-    def _algorithm(self):
-        return self._implicit(NumberedAlgorithm, regression=self._user_regression())
+    _kind = NumberedAlgorithm
 
 
 def test_each_client_receives_its_own_entry_and_newcomers_those_of_all(monkeypatch):
@@ -106,8 +105,7 @@ class SilentAlgorithm(RFRecAlgorithm):
 
 
 class Silent(RFRec):
-    def _algorithm(self):
-        return self._rfrec(SilentAlgorithm)
+    _kind = SilentAlgorithm
 
 
 def test_a_method_that_is_silent_must_say_that_it_may_be():
