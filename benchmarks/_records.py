@@ -169,8 +169,8 @@ def _direct_imports(name):
 def run(command):
     """Run a benchmark, such as "fedeb quality --data 100k", and write its record."""
     name, *arguments = shlex.split(command)
-    if not (ROOT / "benchmarks" / f"{name}.py").exists():
-        names = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
+    names = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
+    if name not in names:
         raise SystemExit(f"There is no benchmark {name!r}; there are: {', '.join(names)}.")
     module, printed, opened = import_module(f"benchmarks.{name}"), _Tee(), set()
     _seeds.used.clear()

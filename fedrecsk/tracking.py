@@ -68,9 +68,12 @@ class Tracker:
                 "validation needs scoring=, for example 'neg_root_mean_squared_error'."
             )
         self._sink = sink
-        names = [scoring] if isinstance(scoring, str) else scoring
-        if isinstance(names, list | tuple):
-            scoring = {name: _scorer(name) for name in names}
+        if isinstance(scoring, str):
+            scoring = [scoring]
+        if isinstance(scoring, list | tuple) and all(isinstance(one, str) for one in scoring):
+            scoring = {name: name for name in scoring}
+        if isinstance(scoring, dict):
+            scoring = {name: _scorer(one) for name, one in scoring.items()}
         self._scoring = scoring
         self._validation = validation
 
@@ -117,5 +120,7 @@ class Tracker:
 
 def _scorer(name):
     """Return the scorer of a name of scikit-learn, or of a ranking metric with a cutoff."""
+    if not isinstance(name, str):
+        return name
     metric, _, k = name.partition("@")
     return make_ranking_scorer(metric, int(k)) if k.isdecimal() else get_scorer(name)

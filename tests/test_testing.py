@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrecsk import BiasOnly, testing
+from fedrecsk import BiasOnly, RFRec, testing
+from fedrecsk.base import RatingMixin
 from fedrecsk.federated import estimator_of
+from fedrecsk.federated.base import FederatedRecommender
+from fedrecsk.federated.rfrec import RFRecAlgorithm
 from fedrecsk.models import clipped
 from fedrecsk.protocol import Algorithm
 from fedrecsk.selection import federated_evaluate
@@ -173,6 +176,28 @@ def test_other_estimators_are_refused():
         check_federated_estimator(BiasOnly())
     with pytest.raises(TypeError, match="instance of a federated method"):
         check_federated_estimator(Ridge)
+
+
+def test_an_estimator_without_an_algorithm_is_told():
+    class Mine(RatingMixin, FederatedRecommender):
+        pass
+
+    with pytest.raises(TypeError, match="Mine has no algorithm; set _kind"):
+        Mine().fit(*make_toy(20, 10))
+
+
+def test_a_function_is_not_taken_for_a_parameter():
+    @dataclass
+    class RuleAlgorithm(RFRecAlgorithm):
+        plan: int = 1
+
+    @dataclass(eq=False, repr=False)
+    class Mine(RFRec):
+        plan: int = 3
+        _kind = RuleAlgorithm
+
+    # `_plan` is a function of every estimator.
+    assert Mine()._algorithm().plan == 3
 
 
 def test_what_an_algorithm_lacks_is_named():

@@ -26,8 +26,12 @@ class FadingHistory:
     timestamps: Column | None = 2
     history_half_life: HalfLife = None
 
+    @property
+    def _reads_times(self):
+        return self.timestamps is not None and self._fades
+
     def _times_of(self, X, *, all_users=False):
-        if self.timestamps is None or not self._fades:
+        if not self._reads_times:
             return None
         return _times.times_of_histories(X, self.timestamps, all_users=all_users)
 

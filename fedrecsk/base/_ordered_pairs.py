@@ -30,7 +30,7 @@ OF_ALL, OF_OWN = 2, 3
 # From validation rows (benchmarks.next_item choices): the weight of the other direction is this
 # power of how often two users have a pair in opposite order, as a share of the same order.
 AGREEMENT_POWER = 2
-# A share of the pairs in common that may be rounding alone, by floating point or by masks.
+# Below this ratio to users' own pairs, pairs in common may be rounding, by masks too.
 RESOLUTION = 1e-4
 
 

@@ -363,6 +363,9 @@ class Recommender(Recommends, PublicHalf, CallbackSupportMixin, PlainParameters,
         """Return data of a fit, or of users of a fitted model, with what else is known of them."""
         return data
 
+    # Whether a fit reads the times of rows.
+    _reads_times = False
+
     def _times_of(self, X, *, all_users=False):
         """Return the times of the rows (NaN where missing), or None if the model uses none."""
         return None

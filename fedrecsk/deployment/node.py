@@ -118,7 +118,7 @@ class Lacking(Exception):
     """This node's folder is an older copy, and lacks what it was sent before."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Node:
     """One client's machine: answers the server's requests.
 

@@ -432,7 +432,7 @@ def divide(change, matrix, shift=0.0):
     """Return change (matrix + shift I)^-1 without the directions that the sum does not resolve.
 
     A shift of shape (n_rows, 1) has its own number for each row; the matrix is then symmetric, and
-    directions that are not resolved change little.
+    directions that are not resolved are divided by the shift, or a little more.
     """
     if not np.any(shift):
         return change @ np.linalg.pinv(matrix, rcond=RESOLUTION)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -84,21 +85,31 @@ class FederatedRecommender(Recommender):
     # ------------------------------------------------------------------ what a method gives
 
     def _algorithm(self, **parts: object) -> Any:
-        """Return the method's algorithm, whose fields are parameters of this estimator or `parts`.
+        """Return the method's algorithm, made of `parts` and of what this estimator has.
 
-        What a parameter stands for, or what follows from others, has an underscore in front.
+        A field `x` is `self._x` if the class has such a property or constant, a value that follows
+        from parameters, and otherwise the parameter `x`.
         """
-        kind, own = self._kind, {}
+        kind, own, name = getattr(self, "_kind", None), {}, type(self).__name__
+        if kind is None:
+            raise TypeError(
+                f"{name} has no algorithm; set _kind = ..., its class, or make {name} by "
+                "fedrecsk.federated.estimator_of."
+            )
         for one in fields(kind):
             if one.name in parts:
                 continue
-            name = f"_{one.name}" if hasattr(type(self), f"_{one.name}") else one.name
-            if not hasattr(self, name):
+            derived = inspect.getattr_static(type(self), f"_{one.name}", None)
+            if derived is not None and not inspect.isroutine(derived):
+                own[one] = getattr(self, f"_{one.name}")
+            elif hasattr(self, one.name):
+                own[one] = getattr(self, one.name)
+            else:
+                cure = did_you_mean(one.name, vars(self), "declare it there.")
                 raise TypeError(
-                    f"{kind.__name__} has a field {name!r}, but {type(self).__name__} has no such "
-                    f"parameter; {did_you_mean(name, vars(self), 'declare it there.')}"
+                    f"{kind.__name__} has a field {one.name!r}, but {name} has no such parameter; "
+                    f"{cure}"
                 )
-            own[one] = getattr(self, name)
         built = kind(**{one.name: value for one, value in own.items() if one.init}, **parts)
         # A subclass may have other constants.
         vars(built).update({one.name: value for one, value in own.items() if not one.init})

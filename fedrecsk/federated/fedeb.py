@@ -749,8 +749,12 @@ class FedEB(
         predicted = np.clip(predicted, *self.rating_scale_)
         return (predicted, found[1]) if return_std else predicted
 
+    @property
+    def _reads_times(self):
+        return self.timestamps is not None
+
     def _times_of(self, X: ArrayLike, *, all_users: bool = False) -> np.ndarray | None:
-        if self.timestamps is None:
+        if not self._reads_times:
             return None
         return _times.days_of(X, self.timestamps, all_users=all_users)
 

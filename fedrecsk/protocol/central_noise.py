@@ -57,7 +57,7 @@ class Exchange(NamedTuple):
     n_shares: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class CentralNoise:
     """The sums that a server releases under central differential privacy.
 

@@ -20,7 +20,7 @@ M = TypeVar("M")
 
 
 class HoldOut(NamedTuple):
-    """Which of its rows each user holds out: a share of them, at random or the latest."""
+    """Which rows each user holds out: a share, at random or, where times are known, the latest."""
 
     share: float
     latest: bool = False
@@ -40,12 +40,6 @@ def hold_out(
     users only) and the key; rows of equal times are drawn at random. A device may hold out no row,
     because other devices do.
     """
-    if which.latest and data.times is None:
-        raise ValueError(
-            'validation_rows="latest" needs the times of rows, which the method does not read with '
-            "these parameters; set history_half_life if it has this parameter (a large number, "
-            'such as 1e6, changes nothing else), or validation_rows="random".'
-        )
     lengths = np.diff(data.indptr)
     users = data.users
     place = np.arange(len(users)) - np.repeat(data.indptr[:-1], lengths)

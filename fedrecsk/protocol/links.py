@@ -58,7 +58,7 @@ class SideBySide:
         return Message(**{n: f for n, f in fields if self.is_first(n, str(f.dtype), f.values, who)})
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Downlink:
     """Sends the server's messages, and counts what each client, of `n_held` items, receives."""
 

@@ -101,8 +101,8 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
     validation_fraction : float in (0, 1), default=0.1
         Share of its rows that each client holds out.
     validation_rows : {"random", "latest"}, default="random"
-        Which rows these are. "latest" asks which candidate says best what comes next. It needs a
-        method that reads times, such as one with `history_half_life`.
+        Whether these are random rows or each user's latest, to choose a model of what comes next.
+        The latest need candidates that all read times, such as those with a `history_half_life`.
     refit : bool or "anew", default=True
         Whether the winner goes on to `n_rounds` with all rows, including those held out. A method
         that cannot go on from its last model is fitted anew, and "anew" does so for all methods.
@@ -325,6 +325,8 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
             model = clone(self.estimator).set_params(**params)
             model = model[-1] if prefix else model
             _check_method(model)
+            if self.validation_rows == "latest":
+                _check_times(model, params)
             candidates.append((params, model._set(random_state=seed)))
         if len(candidates) < 2:
             raise ValueError(
@@ -559,6 +561,26 @@ def _check_method(method):
     """Raise ValueError if the estimator, as it is given, cannot be searched."""
     method._validate_params()
     refusals.check("search", method._plan())
+
+
+def _check_times(method, params):
+    """Raise ValueError if clients cannot hold out the latest rows for a candidate."""
+    rows = 'validation_rows="random"'
+    if not method._reads_times:
+        known = [name for name in ("timestamps", "history_half_life") if hasattr(method, name)]
+        cure = f"Set {' and '.join(known)}, or use" if known else "Use"
+        raise ValueError(
+            f"A candidate of {type(method).__name__} does not read the times of rows, so clients "
+            f"do not know which are the latest: {params}. {cure} {rows}."
+        )
+    if any(name.endswith("timestamps") for name in params):
+        raise ValueError(
+            f"'timestamps' cannot be searched with the latest rows, which depend on it; use {rows}."
+        )
+    if method._setting().adversary is not None:
+        raise ValueError(
+            f"The rows that an adversary adds would be the latest, and held out; use {rows}."
+        )
 
 
 def _check_searchable(name, prefix):

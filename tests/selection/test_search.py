@@ -14,7 +14,18 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.utils import check_random_state
 
-from fedrecsk import FedEASE, Federation, FedItemKNN, FedMF, LocALS, Popularity, RFRec, RFRecF
+from fedrecsk import (
+    FedEASE,
+    FedEB,
+    Federation,
+    FedItemKNN,
+    FedMF,
+    LocALS,
+    Popularity,
+    RFRec,
+    RFRecF,
+)
+from fedrecsk.attacks import Promotion
 from fedrecsk.datasets import make_ratings
 from fedrecsk.metrics import bytes_up_scorer, evaluate_ranking
 from fedrecsk.model_selection import UserKFold, compare
@@ -341,8 +352,35 @@ def test_other_models_and_rows_without_a_pair_are_refused():
     alone = np.stack([np.arange(10), np.arange(10) % 3], axis=1)
     with pytest.raises(ValueError, match=r"no row to hold out.*search"):
         search().fit(alone, np.arange(10.0))
-    with pytest.raises(ValueError, match=r"needs the times of rows.* set history_half_life"):
-        search(LocALS(), {"alpha": [1.0, 2.0]}, validation_rows="latest").fit(X)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "grid", "message"),
+    [
+        (LocALS(), {"alpha": [1.0, 2.0]}, "Set timestamps and history_half_life, or use"),
+        (
+            LocALS(history_half_life=2.0, timestamps=None),
+            {"alpha": [1.0]},
+            "does not read the times",
+        ),
+        (
+            LocALS(history_half_life=2.0),
+            {"history_half_life": [None]},
+            "times.*: {'history_half_life",
+        ),
+        (FedEB(), {"n_factors": [2]}, "Set timestamps, or use"),
+        (RFRec(), {"reg_user": [1.0]}, r"\. Use validation_rows"),
+        (LocALS(history_half_life=2.0), {"timestamps": [3]}, "'timestamps' cannot be searched"),
+        (
+            LocALS(history_half_life=2.0, federation=Federation(adversary=Promotion(0.1, item=0))),
+            {"alpha": [1.0]},
+            "adversary adds would be the latest",
+        ),
+    ],
+)
+def test_the_latest_rows_need_times(estimator, grid, message):
+    with pytest.raises(ValueError, match=message):
+        search(estimator, grid, validation_rows="latest").fit(X)
     with pytest.raises(ValueError, match="'validation_rows' parameter of FederatedSearch"):
         search(validation_rows="last").fit(X, Y)
 
