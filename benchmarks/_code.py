@@ -32,6 +32,13 @@ def _code(node, modules=()):
     is_text |= isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
     if is_text or isinstance(node, ast.Import | ast.ImportFrom):
         return
+    if isinstance(node, ast.JoinedStr):
+        # What it computes and how it is shown, without the text between.
+        for one in node.values:
+            if isinstance(one, ast.FormattedValue):
+                yield from _code(one.value, modules)
+                yield ast.dump(one.format_spec) if one.format_spec else ""
+        return
     if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in modules:
         node = ast.Name(node.attr, node.ctx)
     yield type(node).__name__

@@ -327,6 +327,8 @@ def test_code_counts_and_text_and_imports_do_not(tmp_path):
         "import a\n\n# b\ndef f(x: int):\n    'Return 1.'\n    return g(1, 'no g', f'{x}')"
     )
     assert digest("def f(x):\n\n    return g(1, 'no g.', f'{x}!')\n") == first
+    assert digest("def f(x):\n    return g(1, 'no g', f'{2 * x}')") != first
+    assert digest("def f(x):\n    return g(1, 'no g', f'{x:.1f}')") != first
     assert digest("def f(x):\n    return g(2, 'no g')\n") != first
     assert digest("def f(x):\n    return g(1, 'g')\n") != first
 
