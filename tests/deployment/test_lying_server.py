@@ -147,7 +147,7 @@ def test_a_node_sends_no_sum_with_less_noise_than_planned(lie, tmp_path):
                 head["message"] = None
                 arrays = {n: one for n, one in arrays.items() if not n.startswith("message/")}
             if lie == "many clients" and head.get("place"):
-                head["place"]["n_clients"] = n_claimed
+                head["place"] |= {"n_clients": n_claimed, "n_users": n_claimed}
             told.append(request._replace(content=pack(head, arrays)))
         return honest(told)
 
@@ -166,7 +166,7 @@ def test_a_node_sends_no_sum_with_less_noise_than_planned(lie, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:CentralDP.delta=")
-@pytest.mark.parametrize("lie", [{"n_clients": 9}, {"shared": 1}])
+@pytest.mark.parametrize("lie", [{"n_clients": 9, "n_users": 9}, {"shared": 1}])
 def test_nodes_that_plan_shares_of_other_noise_are_no_neighbours(lie, tmp_path, caplog):
     """Else the noise that some expect of the others would be less."""
     noise = CentralDP(epsilon=1.0, delta=1e-3, noise="clients")
@@ -213,7 +213,9 @@ def devices_of(n_clients, method, n_announced=None):
     n_announced = n_announced or n_clients
     for device, place in zip(devices, places, strict=True):
         # A code beyond what is announced would be refused.
-        device.place(place._replace(n_clients=n_announced, clients=place.clients % n_announced))
+        code = place.clients % n_announced
+        counts = {"n_clients": n_announced, "n_users": n_announced}
+        device.place(place._replace(**counts, clients=code, first_users=code))
         device.announce(server.send_announcement())
     if server.releases is not None:
         server.releases = CentralNoise.of(method._plan(), n_announced, Key(0), None)
