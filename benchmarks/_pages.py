@@ -251,6 +251,7 @@ def places():
     for record in records.records_of("leaderboard"):
         for task, number in zip(found, (1, 3), strict=True):
             head, *rows = record.get(f"table {number}", [["MB up / down"]])
+            rows = [row for row in rows if not row[0].endswith(", in time")]
             sizes = [(row[0], row[head.index("MB up / down")].split(" / ")) for row in rows]
             federated = [(name, sum(map(float, both))) for name, both in sizes if len(both) == 2]
             for place, (name, megabytes) in enumerate(federated, 1):
