@@ -275,6 +275,10 @@ def estimator_of(setting, **others):
         parameters["history_power"] = 0.5
         if "central_dp" not in FEDERATIONS[setting["federation"]]:
             parameters["backward_weight"] = 0.25
+            if setting["catalogue"] == "given" and "backward_weight" in has:
+                # What "auto" stands for is found in the sum of pairs.
+                found = "pair_half_life", "history_half_life", "history_power", "backward_weight"
+                parameters |= dict.fromkeys(found, "auto")
     known = {name: value for name, value in parameters.items() if name in has}
     return type(estimator)(**estimator.get_params(deep=False) | known | others)
 
