@@ -207,7 +207,7 @@ def generated_ratings(seed):
 
 @contextmanager
 def budget(seconds):
-    """Give a stopwatch of CPU seconds, and raise TooSlow when so many are spent."""
+    """Give a stopwatch of CPU seconds, and raise TooSlow when `seconds` of them are spent."""
     watch = Stopwatch(time.process_time)
 
     def check(*_):

@@ -45,10 +45,9 @@ LARGEST_NOISE = 10
 class Exchange(NamedTuple):
     """What one kind of exchange with the clients releases.
 
-    Uploads have an L2 norm of at most `clip`; those of `n_clients`, or of so many users, are
-    expected in the sum, a public number by which the server divides; `n_shares` shares make up the
-    noise, if clients add it: so many are in a sum beside a client's own, which hides nothing from
-    it.
+    Uploads have an L2 norm of at most `clip`. Those of `n_clients`, which may be a number of users,
+    are expected in the sum: a public number, by which the server divides. If clients add the noise,
+    `n_shares` shares make it up, beside a client's own, which hides nothing from it.
     """
 
     clip: float
@@ -140,12 +139,12 @@ class CentralNoise:
         return np.zeros(self.uploads.n_clients, dtype=np.int64)
 
     def expect(self, n_users: int) -> None:
-        """Expect a round of clients with so many users, a public number."""
+        """Expect a round whose clients have `n_users` users in all, a public number."""
         n_users = max(1, round((1 - self.federation.dropout) * n_users))
         self._round = self._round._replace(n_clients=n_users)
 
     def check_range(self, n_users: int) -> None:
-        """Raise, before any work, if masks cannot hold the sum of a client with so many users."""
+        """Raise, before any work, if masks cannot hold the sum of a client with `n_users` users."""
         scheme = self.federation.secure_aggregation
         if not (self.uploads.by_user and isinstance(scheme, SecAggPlus)) or self.by_clients:
             return
