@@ -30,7 +30,7 @@ SETTINGS = {
         {"secure_aggregation": SecAggPlus()},
         {"secure_aggregation": SecAggPlus(max_abs=LARGE)},
     ],
-    "central DP": [{"central_dp": CentralDP(0.5, 0.1)}],
+    "central DP": [{"central_dp": CentralDP(0.5, noise_multiplier=0.1)}],
     "local DP": [{"local_dp": LaplaceMechanism(0.2, 0.04)}],
     "compression": [{"compression": Quantization("int8")}],
 }

@@ -79,8 +79,11 @@ SETTINGS = {
     "low rank": {"compression": LowRank(1)},
     "int8": {"compression": Quantization("int8")},
     "float16": {"compression": Quantization("float16")},
-    "central noise": {"central_dp": CentralDP(0.5, 0.1, quantile=0.5)},
-    "shares of noise": {"central_dp": CentralDP(0.5, 0.1, noise="clients"), "dropout": 0.3},
+    "central noise": {"central_dp": CentralDP(0.5, noise_multiplier=0.1, quantile=0.5)},
+    "shares of noise": {
+        "central_dp": CentralDP(0.5, noise_multiplier=0.1, noise="clients"),
+        "dropout": 0.3,
+    },
     "Laplace, clipping": {"local_dp": LaplaceMechanism(0.5, 0.1), "aggregator": NormClipping()},
     "Gaussian": {"local_dp": GaussianMechanism(0.5, 0.1)},
     "sphere": {"local_dp": SphereMechanism(0.5, 20.0)},
@@ -135,7 +138,7 @@ VARIANTS = {
     "PrivRec noise": (
         "PrivRec",
         {"client_fraction": 0.3},
-        {"central_dp": CentralDP(2.0, 1.0, delta=1e-5), "sampling": "poisson"},
+        {"central_dp": CentralDP(2.0, noise_multiplier=1.0, delta=1e-5), "sampling": "poisson"},
     ),
     "CoLR, last uploads": ("CoLR", {"averaging": False}),
     "FedRec average": ("FedRec", {"filling": "average", "virtual_items": "redrawn"}),

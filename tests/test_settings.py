@@ -29,7 +29,7 @@ SETTINGS = golden.SETTINGS | {
     },
     "int8, clipping": {"compression": Quantization("int8"), "aggregator": NormClipping()},
     "noise on sums, sign flip": {
-        "central_dp": CentralDP(0.5, 0.1, quantile=0.5),
+        "central_dp": CentralDP(0.5, noise_multiplier=0.1, quantile=0.5),
         "adversary": SignFlip(0.2),
     },
 }

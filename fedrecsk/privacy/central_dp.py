@@ -145,8 +145,8 @@ class CentralDP(PlainParameters):
     """
 
     clip: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] = 1.0
-    noise_multiplier: Annotated[float, Interval(Real, 0, 1e6, closed="both")] | None = None
     _: KW_ONLY
+    noise_multiplier: Annotated[float, Interval(Real, 0, 1e6, closed="both")] | None = None
     epsilon: Annotated[float, Interval(Real, 0, 1e6, closed="right")] | None = None
     delta: Between0And1 = 1e-5
     setup_clip: Annotated[float, Interval(Real, SMALLEST, LARGEST, closed="both")] | None = None

@@ -72,9 +72,9 @@ FEDERATIONS = {
     "CKKS": {"secure_aggregation": CKKS()},
     "int8": {"compression": Quantization("int8")},
     # So little noise that models can be compared.
-    "noise by the server": {"central_dp": CentralDP(3.0, 1e-6)},
-    "noise by clients": {"central_dp": CentralDP(3.0, 1e-6, noise="clients")},
-    "noise for users": {"central_dp": CentralDP(3.0, 1e-6, unit="user")},
+    "noise by the server": {"central_dp": CentralDP(3.0, noise_multiplier=1e-6)},
+    "noise by clients": {"central_dp": CentralDP(3.0, noise_multiplier=1e-6, noise="clients")},
+    "noise for users": {"central_dp": CentralDP(3.0, noise_multiplier=1e-6, unit="user")},
     "NormClipping": {"aggregator": NormClipping()},
 }
 # When rounds end, by a simulated clock.

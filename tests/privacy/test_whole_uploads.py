@@ -185,7 +185,7 @@ def test_an_error_about_divergence_names_what_to_lower(mechanism, cure):
 
 def test_a_delta_that_would_allow_to_publish_somebodys_data_is_warned_of():
     X, y = make_toy()
-    central = Federation(central_dp=CentralDP(1.0, 1.0, delta=0.5))
+    central = Federation(central_dp=CentralDP(1.0, noise_multiplier=1.0, delta=0.5))
     for name, model in (
         ("GaussianMechanism", make(GaussianMechanism(1.0, 1.0, delta=0.5))),
         ("CentralDP", make(None).set_params(federation=central, aggregation="clients")),
