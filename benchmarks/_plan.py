@@ -131,6 +131,7 @@ COMMANDS = [
     "locals_defaults whole",
     "locals_defaults few",
     "locals_defaults newcomers",
+    "locals_defaults spectral",
     "updates",
     "updates --periods",
     "updates --few",

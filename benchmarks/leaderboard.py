@@ -20,7 +20,7 @@ one took longer than what is left, does not begin. The cell of both is `STOPPED`
 whose searches would take more than that, are fitted as they are only, to at most `MOST` users;
 those of `SLOW` are not, because the seconds of a round that ``benchmarks.neural`` measured already
 say so. Above `MOST` items nothing is solved for a matrix of all pairs of items, and no noise is
-added to one.
+added to one, or to FCF's gradients of all items.
 
 The generated sets are `make_ratings` and `make_interactions` as they are. "truth" is the best
 possible score there: of the ranking by the weights that items were drawn by, and of the expected
@@ -79,7 +79,8 @@ SLOW, NEURAL = {"FedNCF", "FedRAP"}, {"PFedRec", "GPFedRec"}
 TIMED = ", in time"
 IN_TIME = f"FedItemKNN{TIMED}"
 SOLVED = {"EASE", "FedEASE"}
-SUMS_OF_PAIRS = {"FedEASE", "FedItemKNN", "FedSpectral"}
+# With noise: sums of all pairs, and of FCF each client's gradient of all items.
+NOISY = {"FedEASE", "FedItemKNN", "FedSpectral", "FCF"}
 # FedItemKNN numbers pairs with a direction in 32 bits.
 MOST_DIRECTED = 37_836
 # They need a module, or features of items.
@@ -298,7 +299,7 @@ def obstacle(label, model, task):
     if label == IN_TIME and n_items > MOST_DIRECTED:
         return f"more than {MOST_DIRECTED:,} items"
     name = label.removesuffix(TIMED)
-    if name in (SUMS_OF_PAIRS if is_private else SOLVED) and n_items > MOST:
+    if name in (NOISY if is_private else SOLVED) and n_items > MOST:
         return f"more than {MOST:,} items"
     if label in NEURAL and n_users > MOST:
         return f"more than {MOST:,} users"

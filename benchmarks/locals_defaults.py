@@ -1,13 +1,14 @@
-"""Choose LocALS's factors and penalties: ``python -m benchmarks.locals_defaults COMMAND``.
+"""Choose factors and penalties: ``python -m benchmarks.locals_defaults COMMAND``.
 
 NDCG@10 over the full catalogue on validation rows, and megabytes for each client, of several
-numbers of factors and penalties. `whole`: the last row but one of up to 4,000 users of sets with
-times; a fifth of the rows at random of MovieLens-100k and of 2,000 users of MovieLens-1M; and one
-random row of 4,000 users of generated rows whose 20,000 users fall into 50 groups, each with items
-of its own. `few`: one random row per user of MovieLens-100k with a few random rows per user, and of
-small generated sets; means over three seeds. `newcomers`: users of whom 1, 3, 5 or all rows are
-folded in, as in ``few_rows choices``. "growing": penalties that grow with the number of a user's
-positives and with that of an item's holders, ``REG_PIVOT=20``.
+numbers of factors and penalties of LocALS. `whole`: the last row but one of up to 4,000 users of
+sets with times; a fifth of the rows at random of MovieLens-100k and of 2,000 users of MovieLens-1M;
+and one random row of 4,000 users of generated rows whose 20,000 users fall into 50 groups, each
+with items of its own. `spectral`: the same of FedSpectral. `few`: one random row per user of
+MovieLens-100k with a few random rows per user, and of small generated sets; means over three seeds.
+`newcomers`: users of whom 1, 3, 5 or all rows are folded in, as in ``few_rows choices``. "growing":
+penalties that grow with the number of a user's positives and with that of an item's holders,
+``REG_PIVOT=20``.
 
 Test rows of :mod:`benchmarks.next_item`, :mod:`benchmarks.fedals` and
 :mod:`benchmarks.sparse_defaults` are never ranked, and random splits alone may train on some.
@@ -26,7 +27,7 @@ from benchmarks._methods import add_method
 from benchmarks._seeds import choosing, reported, untested
 from benchmarks._variants import variant
 from benchmarks.lightfr import leave_one_out
-from fedrecsk import LocALS, Popularity
+from fedrecsk import FedSpectral, LocALS, Popularity
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import LeaveLastOut
@@ -43,6 +44,14 @@ TRIED = {
     "64, alpha 3": {"n_factors": 64, "alpha": 3.0},
     "64, growing": {"n_factors": 64, **GROWING},
     "64, growing to 0.5": {"n_factors": 64, **SLOWER},
+}
+SPECTRAL = {
+    "alpha 4, reg_user 30": {"alpha": 4.0, "reg_user": 30.0},
+    "1, 30": {"alpha": 1.0, "reg_user": 30.0},
+    "1, 60": {"alpha": 1.0, "reg_user": 60.0},
+    "1, 120": {"alpha": 1.0, "reg_user": 120.0},
+    "0.25, 60": {"alpha": 0.25, "reg_user": 60.0},
+    "1, 60, 64 factors": {"alpha": 1.0, "reg_user": 60.0, "n_factors": 64},
 }
 # Groups, items of each, items, and users and rows of each.
 GROUPS, OWN, ITEMS, USERS, ROWS = 50, 60, 5000, 20_000, 20
@@ -80,7 +89,7 @@ def whole_sets(options):
     for name in options.data:
         X = next_item.load(name, options.data_home)
         if X is not None:
-            yield name, [next_item.validation_rows(X)]
+            yield name, [next_item.validation_rows(X)[:2]]
         if name == "100k" and X is not None:
             rest, _ = LeaveLastOut(ties="row_order").train_test_split(X)
             yield "100k, random", [random_fifth(rest, X)]
@@ -104,21 +113,21 @@ def few_sets(options):
         yield name, pairs
 
 
-def made(changed, seed):
+def made(changed, seed, method=LocALS):
     """An estimator with these parameters and constants."""
-    return Popularity() if changed is None else variant(LocALS, **changed, random_state=seed)
+    return Popularity() if changed is None else variant(method, **changed, random_state=seed)
 
 
-def table(sets, options):
+def table(sets, options, tried=TRIED, method=LocALS):
     """Print each setting's NDCG@10 and megabytes on each set."""
     print("| data | setting | NDCG@10 | MB up | MB down |\n|---|---|---|---|---|", flush=True)
     for name, pairs in sets:
-        for label, changed in TRIED.items():
+        for label, changed in tried.items():
             if options.only and label not in options.only:
                 continue
             scores, costs = [], []
             for seed, (train, rows) in zip(choosing(len(pairs)), pairs, strict=True):
-                model = made(changed, seed)
+                model = made(changed, seed, method)
                 add_method(model)
                 scores.append(evaluate_ranking(model.fit(train), rows)["ndcg@10"])
                 costs.append(_megabytes(model))
@@ -139,6 +148,11 @@ def whole(options):
     table(whole_sets(options), options)
 
 
+def spectral(options):
+    """FedSpectral on validation rows of whole sets."""
+    table(whole_sets(options), options, SPECTRAL, FedSpectral)
+
+
 def few(options):
     """Validation rows of sets with few rows per user."""
     table(few_sets(options), options)
@@ -156,13 +170,13 @@ def newcomers(options):
 
 def main(argv=None):
     """Print one of the tables."""
-    commands = {f.__name__: f for f in (whole, few, newcomers)}
+    commands = {f.__name__: f for f in (whole, few, newcomers, spectral)}
     parser = command_line("locals_defaults", __doc__)
     parser.add_argument("command", choices=commands)
     data = list(next_item.FILES)
     parser.add_argument("--data", nargs="+", choices=data, default=data[::-1])
     parser.add_argument("--data-home")
-    parser.add_argument("--only", nargs="+", choices=list(TRIED), help="settings to run")
+    parser.add_argument("--only", nargs="+", choices=[*TRIED, *SPECTRAL], help="settings to run")
     options = parser.parse_args(argv)
     commands[options.command](options)
 

@@ -224,7 +224,9 @@ def devices_of(n_clients, method, n_announced=None):
 
 def fedmf(scheme, noise_multiplier=None, **parameters):
     """Return FedMF under masks, with noise by the clients if it has a multiplier."""
-    noise = noise_multiplier and CentralDP(1.0, noise_multiplier, delta=1e-3, noise="clients")
+    noise = noise_multiplier and CentralDP(
+        1.0, noise_multiplier=noise_multiplier, delta=1e-3, noise="clients"
+    )
     federation = Federation(secure_aggregation=scheme, central_dp=noise)
     parameters = {"n_rounds": 2, "client_fraction": 1.0} | parameters
     return FedMF(8, items=range(100), federation=federation, **parameters)
@@ -321,7 +323,9 @@ def test_a_repeated_model_shows_an_upload_through_masks_but_not_through_noise(no
     This is no lie that clients could notice: a round whose uploads are lost repeats its model.
     """
     items = {code: [*range(code, 100, 7)] for code in range(7)}
-    noise = noise_multiplier and CentralDP(1.0, noise_multiplier, delta=1e-3, noise="clients")
+    noise = noise_multiplier and CentralDP(
+        1.0, noise_multiplier=noise_multiplier, delta=1e-3, noise="clients"
+    )
     federation = Federation(secure_aggregation=SecAggPlus(), central_dp=noise)
     method = FCF(4, n_rounds=2, items=range(100), federation=federation)
     devices = [

@@ -9,7 +9,7 @@ from scipy import sparse
 from scipy.linalg import eigh
 from sklearn.utils.extmath import randomized_svd
 
-from fedrecsk._utils.constraints import AtLeast1, NotNegative
+from fedrecsk._utils.constraints import AtLeast1, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk.base._item_weights import pairs_of, symmetric, whole
 from fedrecsk.federated._gram import FederatedGram, GramAlgorithm, signal
@@ -72,7 +72,7 @@ class FedSpectral(UserParameters, FederatedGram):
     n_factors : int, default=128
         Length of p_u and q_i (d). If there are fewer items, the rest is zero.
     alpha, reg_user
-        As in :class:`LocALS`.
+        As in :class:`LocALS`; `reg_user` is 60 by default.
     n_rounds, upload
         As in :class:`FedEASE`.
     {timestamps}
@@ -165,7 +165,7 @@ class FedSpectral(UserParameters, FederatedGram):
 
     n_factors: AtLeast1 = 128
     _: KW_ONLY
-    alpha: NotNegative = 4.0
+    reg_user: Positive = 60.0
 
     _kind = FedSpectralAlgorithm
 
