@@ -144,18 +144,18 @@ def federated_rows():
     for Method in classes_of(FederatedRecommender):
         if Method is fedrecsk.neural.FederatedModule:
             continue
-        sees = made(Method)._algorithm().traits.server_sees
+        apart = made(Method)._algorithm().traits.treats_clients_apart
         updates = "warm_start" in inspect.signature(Method).parameters and hasattr(
             made(Method, warm_start=True), "partial_fit"
         )
         rows[Method.__name__] = {
             "source": sources.get(Method.__name__, "fedrecsk"),
-            "server sees": {"sums": "sums", "clients": "single uploads"}[sees],
+            "server sees": "single uploads" if apart else "sums",
             **{name: supports(Method, name) for name in SETTINGS},
             **row_of(Method),
             "partial_fit, forget": tick(updates),
             "Flower": tick(deployable(Method)),
-            "Dask": tick(sees == "sums" and not Method.__module__.startswith("fedrecsk.neural")),
+            "Dask": tick(not apart and not Method.__module__.startswith("fedrecsk.neural")),
         }
     return rows
 

@@ -57,7 +57,7 @@ class GroupTastesAlgorithm(Algorithm[Server, Clients]):
     n_groups: int = 4
 
     # The server needs single uploads, not sums.
-    traits = Traits(server_sees="clients")
+    traits = Traits(treats_clients_apart=True)
 
     def downloads(self, n_items):
         return {"level": Form((1,)), "tastes": Form((n_items,), per_client=True)}

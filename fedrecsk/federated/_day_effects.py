@@ -22,7 +22,7 @@ def effects_of_days(block: Block, expected: np.ndarray, dtype: type[np.floating]
     if block.times is None:
         return csr_array(shape, dtype=dtype)
     known = ~np.isnan(block.times)
-    users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))[known]
+    users = block.rating_users[known]
     places = users, block.times[known].astype(np.int64)
     weights = block.weights[known]
     # Rows of the same user and day are added up.

@@ -94,8 +94,6 @@ class UserRegression:
 
     def sums(self, block, n_rows, vectors, turn, sends):
         """Return ``sum w x v'`` and, in the last row, ``sum w v^2`` of the clients that send."""
-        if not self.n_features:
-            return {}
         who, x = block.users_of(sends), design(block.features)
         weights = np.where(who & (x[:, 0] > 0), self._weights(n_rows), 0.0)
         vectors = np.where(who[:, None], vectors, 0.0).astype(float)

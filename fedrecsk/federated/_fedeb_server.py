@@ -120,7 +120,7 @@ class Scales(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Learned:
+class Averaged:
     """Rows of items that the server moves by Adam, whose means it has, and their average."""
 
     now: Kept[PerItem]
@@ -129,7 +129,7 @@ class Learned:
     average: Kept[PerItem]
 
     @classmethod
-    def first(cls, rows: np.ndarray) -> Learned:
+    def first(cls, rows: np.ndarray) -> Averaged:
         """Return rows before the first step."""
         return cls(rows, np.zeros_like(rows), np.zeros_like(rows), rows)
 
@@ -147,18 +147,18 @@ class FedEBServer:
     # None without a sketch, without item_features, and without user_features.
     similar: SimilarItems | None
     prior: ItemPrior | None
-    users: UserSums | None
+    user_sums: UserSums | None
     n_steps: Kept[int]
     # (b_i, q_i), and y_i, which has no columns without an implicit part.
-    items: Kept[Learned]
-    implicit: Kept[Learned]
+    items: Kept[Averaged]
+    implicit: Kept[Averaged]
     scales: Scales
     # The items' prior mean, and the part of it that is by their features.
     center: Kept[PerItem]
     content_means: Kept[PerItem]
 
 
-def learned(server: FedEBServer, sums: np.ndarray) -> FedEBServer:
+def learn_scales(server: FedEBServer, sums: np.ndarray) -> FedEBServer:
     """Return the server with new precisions and prior means, from what all clients send."""
     scales, center, content = server.scales, server.center, server.content_means
     if scales.sums is not None:

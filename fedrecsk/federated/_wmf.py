@@ -14,6 +14,7 @@ from fedrecsk.base import RankingMixin, check_likes
 from fedrecsk.base._fading import FadingHistory
 from fedrecsk.base._item_prior import ItemContent, ItemFeatures, ItemPrior
 from fedrecsk.base._item_weights import fades_of
+from fedrecsk.federated._features import UserSums
 from fedrecsk.federated._ratings import held_items, numbers_of_holders
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors
@@ -90,7 +91,7 @@ class UserAlgorithm(UserParameters, Algorithm[S, C]):
 
     def penalties(self, block, extra):
         """Return reg_user times what grows with each user's positives, to reg_exponent."""
-        users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+        users = block.rating_users
         pivot = self.REG_PIVOT or block.n_items
         growth = 1 + np.bincount(users, extra, block.n_users) / pivot
         return (self.reg_user * growth**self.reg_exponent).astype(self.dtype)
@@ -199,7 +200,7 @@ class UserAlgorithm(UserParameters, Algorithm[S, C]):
 
 def n_likes(block):
     """Return the total weight of each user's positives, however old."""
-    users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+    users = block.rating_users
     return np.bincount(users, np.where(block.values > 0, block.weights, 0), block.n_users)
 
 
@@ -215,6 +216,8 @@ class WMFServer:
     # (n_items, 1), from the set-up; None without one.
     held_share: np.ndarray | None
     prior: ItemPrior | None
+    # Sums over users with features, of LocALS.
+    user_sums: UserSums | None = None
 
     def with_items(self, items) -> Self:
         """Return the state with other items, in their type."""

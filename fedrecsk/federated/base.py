@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedrecsk._utils.constraints import Above0To1, AtLeast1, Between0And1, Jobs, NotNegative, Seed
 from fedrecsk._utils.parameters import checked, did_you_mean
-from fedrecsk._utils.sklearn_compat import clone, fit_context, get_threadpool_controller
+from fedrecsk._utils.sklearn_compat import fit_context, get_threadpool_controller
 from fedrecsk.base import Recommender
 from fedrecsk.base._fading import life_of
 from fedrecsk.base._item_weights import history_of
@@ -244,7 +244,8 @@ class FederatedRecommender(Recommender):
         """Forget what this object has of these users beside their rows."""
 
     def _new_user_attributes(self, data):
-        algorithm = clone(self)._algorithm()
+        algorithm = self._algorithm()
+        # Final messages need no draws.
         message = algorithm.decode(self._final_message, Key(0))
         keys, blocks, attributes = Keys(Key(0), Key(0)), _blocks.cut(data), []
         if not blocks:

@@ -12,6 +12,7 @@ from scipy.sparse import csr_array
 
 from fedrecsk._utils.constraints import AtLeast0, AtLeast1, Column, DataFrame, Positive, RatingRange
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.given import is_dask
 from fedrecsk._utils.parameters import constant
 from fedrecsk.base import RatingMixin
 from fedrecsk.base._item_prior import ItemContent, ItemFeatures
@@ -23,19 +24,19 @@ from fedrecsk.federated._day_effects import effects_of_days
 from fedrecsk.federated._empirical_bayes import Scale, fedeb_kernels
 from fedrecsk.federated._features import UserFeatures, UserRegression
 from fedrecsk.federated._fedeb_server import (
+    Averaged,
     FedEBServer,
-    Learned,
     Scales,
     directions,
     eigenpairs,
-    learned,
+    learn_scales,
     sketch,
 )
 from fedrecsk.federated._optimizers import adam
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors, clipped
 from fedrecsk.models._model import linear_scores
-from fedrecsk.protocol.algorithm import Algorithm, PlansRounds, Traits
+from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, Message, Rows
 from fedrecsk.protocol.states import PerUser
@@ -111,7 +112,7 @@ class FedEBParameters:
 
 
 @dataclass(kw_only=True, eq=False)
-class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBClients]):
+class FedEBAlgorithm(FedEBParameters, Algorithm[FedEBServer, FedEBClients]):
     """Clients infer their users; the server steps along gradients and learns the variances."""
 
     dtype: type[np.floating]
@@ -202,12 +203,12 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
             similar=similar,
             prior=self.item_content.prior(n_ratings),
             n_steps=0,
-            items=Learned.first(items),
-            implicit=Learned.first(np.zeros((m, self._n_implicit), self.dtype)),
+            items=Averaged.first(items),
+            implicit=Averaged.first(np.zeros((m, self._n_implicit), self.dtype)),
             scales=Scales(ALPHA, LAMBDA_0, reg, np.full(self._n_implicit, REG), psi),
             center=np.zeros_like(items),
             content_means=np.zeros_like(items),
-            users=self.regression.begin(sums, self.width),
+            user_sums=self.regression.begin(sums, self.width),
         )
 
     def announce(self, server):
@@ -254,6 +255,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
     def update(self, block, clients, message, turn, key):
         items = with_tastes(message["items"].values, clients.popularity)
         given = items, message["implicit"] if self.implicit else None, message["scales"]
+        # Whose means are the arrays of the clients' users.
         posterior = self._posterior(clients.users)
         squares, weight, out = self._infer(block, clients, *given, turn, posterior)
         fields = _empirical_bayes.written(block, turn, out)
@@ -313,9 +315,9 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
         if self.implicit:
             given = implicit, upload["implicit"].sum, scales.reg_implicit, 0
             implicit = self._stepped(t, share, *given)
-        users = self.regression.step(server.users, upload, server.n_clients)
-        server = replace(server, n_steps=t, items=items, implicit=implicit, users=users)
-        return learned(server, upload["scales"].sum / share)
+        user_sums = self.regression.step(server.user_sums, upload, server.n_clients)
+        server = replace(server, n_steps=t, items=items, implicit=implicit, user_sums=user_sums)
+        return learn_scales(server, upload["scales"].sum / share)
 
     def _stepped(self, t, share, before, sums, reg, mean):
         """Return the items or their implicit part after step `t` of Adam, and the average."""
@@ -326,7 +328,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
         # The average covers all rounds at first.
         replaced = max(1 / t, min(share, 1 / LOOK_BACK))
         average = before.average + self.dtype(replaced) * (now - before.average)
-        return Learned(now, *moments, average)
+        return Averaged(now, *moments, average)
 
     def rate(self, share: float) -> float:
         """Return Adam's step size, given the share of the clients in the sum."""
@@ -340,7 +342,7 @@ class FedEBAlgorithm(FedEBParameters, PlansRounds, Algorithm[FedEBServer, FedEBC
         fields = {"average_items": Dense(items if prior is None else prior.filled(items))}
         if self.implicit:
             fields["average_implicit"] = Dense(server.implicit.average)
-        fields |= self.regression.final(server.users)
+        fields |= self.regression.final(server.user_sums)
         return Message(**fields, scales=server.scales.sent())
 
     def personalize(self, block, clients, message, turn, key):
@@ -504,7 +506,7 @@ def average_rows(message: Message) -> np.ndarray:
 
 def _expected(block, users, item_bias, items):
     """Return the scores of a block's rows without the mean rating; users have b_u in front."""
-    of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+    of_rating = block.rating_users
     linear = 0.0, users[:, 0], item_bias, users[:, 1:], items
     return linear_scores(of_rating, block.items, *linear)
 
@@ -618,7 +620,7 @@ class FedEB(
           4  server takes a step of Adam, and learns the scales     step
         end
           5  server sends the items' averages over the last rounds  final
-          6  clients infer their users once more                    personalize: kernel fit_users
+          6  clients infer their users once more                    personalize: kernel update
 
     ``z_i = (0.2 (log(n_i + c) - l), 0.3 b_i)``, where c is half the mean of n_i and l the mean of
     the logarithm over items weighted by n_i + c, all for items with ratings; the first is 0 for
@@ -735,7 +737,8 @@ class FedEB(
             valid.
         """
         found = super().predict(X, return_std)
-        if self.timestamps is None:
+        # On a Dask cluster, each worker has added them.
+        if self.timestamps is None or is_dask(X):
             return found
         predicted = found[0] if return_std else found
         X, _ = self._checked(X)

@@ -9,8 +9,7 @@ import numpy as np
 from fedrecsk._utils.constraints import AtLeast1, DataFrame, NotNegative
 from fedrecsk._utils.docs import documented
 from fedrecsk._utils.parameters import constant
-from fedrecsk.federated import _wmf
-from fedrecsk.federated._features import UserFeatures, UserRegression, UserSums
+from fedrecsk.federated._features import UserFeatures, UserRegression
 from fedrecsk.federated._wmf import (
     Aggregation,
     ClientItemsAlgorithm,
@@ -27,13 +26,6 @@ __all__ = ["LocALS"]
 CG_STEPS = 3
 # Number of positives at which a user's vector takes half of what features predict.
 PULL_OF_FEATURES = 1.0
-
-
-@dataclass(frozen=True)
-class LocALSServer(_wmf.WMFServer):
-    """What the server knows: items, and sums over users with features."""
-
-    users: UserSums | None
 
 
 @dataclass(eq=False, repr=False)
@@ -75,7 +67,7 @@ class LocALSAlgorithm(LocALSParameters, ClientItemsAlgorithm):
 
     def begin(self, catalogue, sums, key):
         server = super().begin(catalogue, sums, key)
-        return LocALSServer(**vars(server), users=self.regression.begin(sums, self.n_factors))
+        return replace(server, user_sums=self.regression.begin(sums, self.n_factors))
 
     # ------------------------------------------------------------------ on the clients
 
@@ -98,8 +90,7 @@ class LocALSAlgorithm(LocALSParameters, ClientItemsAlgorithm):
         loss = self.fit_users(block, clients, turn.active, items, gram, n_steps=n_steps)
         for _ in range(self.local_epochs - 1):
             versions, grams = self._own_items(block, clients, message, turn.active)
-            own = versions, grams, block.rows, n_steps
-            self.fit_users(block, clients, turn.active, *own)
+            self.fit_users(block, clients, turn.active, versions, grams, block.rows, n_steps)
         out = self._solve_items(block, clients, items, turn)
         updates = self.sent(block, turn, out)
         if self.regression.n_features:
@@ -134,13 +125,13 @@ class LocALSAlgorithm(LocALSParameters, ClientItemsAlgorithm):
     def step(self, server, upload, key):
         if upload is None:
             return server
-        users = self.regression.step(server.users, upload, server.n_clients)
-        return replace(super().step(server, upload, key), users=users)
+        user_sums = self.regression.step(server.user_sums, upload, server.n_clients)
+        return replace(super().step(server, upload, key), user_sums=user_sums)
 
     # ------------------------------------------------------------------------- the end
 
     def final(self, server):
-        return Message(**super().final(server), **self.regression.final(server.users))
+        return Message(**super().final(server), **self.regression.final(server.user_sums))
 
     def personalize(self, block, clients, message, turn, key):
         expected = self.regression.expected(block, message)

@@ -36,7 +36,7 @@ from fedrecsk.federated._privfedeb_server import (
 )
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors, clipped
-from fedrecsk.protocol.algorithm import Algorithm, PlansRounds, Traits
+from fedrecsk.protocol.algorithm import Algorithm, Traits
 from fedrecsk.protocol.keys import SETUP
 from fedrecsk.protocol.messages import Dense, Form, MalformedMessage, Message
 from fedrecsk.protocol.participation import RoundMasks, Sampling
@@ -131,9 +131,7 @@ class PrivFedEBParameters:
 
 
 @dataclass(kw_only=True, eq=False)
-class PrivFedEBAlgorithm(
-    PrivFedEBParameters, PlansRounds, Algorithm[PrivFedEBServer, PrivFedEBClients]
-):
+class PrivFedEBAlgorithm(PrivFedEBParameters, Algorithm[PrivFedEBServer, PrivFedEBClients]):
     """Clients infer their users; the server's steps allow for the noise in the sums."""
 
     # How many factors clients send.

@@ -44,7 +44,7 @@ SOLVER_STEPS, HALVINGS = 10, 8
 TINY = 1e-9
 # Interval in which the bias of unknown users is searched, and how often it is halved.
 FARTHEST, BISECTIONS = 20.0, 60
-# Items with this share of `FEW_RATINGS` are no longer shrunk more.
+# Items with fewer than FEW_RATINGS / ITEMS_NEED ratings are shrunk more.
 ITEMS_NEED = 3
 
 
@@ -81,8 +81,7 @@ class RFRecClients:
     # By rating, the values scaled to [0, 1].
     values: np.ndarray
     weights: np.ndarray
-    # On items, their biases, users and their biases.
-    penalties: tuple[np.ndarray, ...]
+    objective: rfrec_kernels.Objective
     # Vectors, as in the kernels.
     users: Kept[Annotated[Any, Axis("users")]]
     held: Kept[Annotated[Any, Axis("rows")]]
@@ -211,13 +210,15 @@ class RFRecAlgorithm(
         scale, n_of_items = Scale.received(message), np.zeros(block.n_items)
         if "n_ratings" in message:
             n_of_items = message["n_ratings"].values
-        of_rating = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+        of_rating = block.rating_users
         n_of_users = np.bincount(of_rating, block.weights, minlength=block.n_users)
+        shape = scale.level, self.LINK == "sigmoid", bool(self.biases), 0.0
+        penalties = *self.item_penalties(n_of_items), *self.user_penalties(n_of_users)
         return RFRecClients(
             scale=scale,
             values=((block.values - scale.low) / scale.unit).astype(self.dtype),
             weights=block.weights.astype(self.dtype),
-            penalties=(*self.item_penalties(n_of_items), *self.user_penalties(n_of_users)),
+            objective=rfrec_kernels.Objective(*shape, *penalties),
             users=self._vectors(users),
             held=self._vectors(held),
             joined=np.zeros(len(block.row_items), dtype=bool),
@@ -285,8 +286,7 @@ class RFRecAlgorithm(
         clients.n_steps[active] += 1
         n_steps, betas = np.maximum(clients.n_steps, 1), (self.BETA_1, self.BETA_2)
         debias = (1 - np.power(beta, n_steps) for beta in betas)
-        layout, biases = block.layout, bool(self.biases)
-        weights = clients.scale.level, self.LINK == "sigmoid", biases, float(prox)
+        layout = block.layout
         loss = rfrec_kernels.step(
             layout,
             clients.values,
@@ -295,7 +295,7 @@ class RFRecAlgorithm(
             clients.users,
             clients.held,
             mean,
-            rfrec_kernels.Objective(*weights, *clients.penalties),
+            clients.objective._replace(prox=float(prox)),
             rfrec_kernels.Rule(float(rate), *betas, self.EPSILON, *debias),
             rfrec_kernels.scratch(layout, clients.held),
             self.clip,
@@ -389,11 +389,11 @@ class RFRecAlgorithm(
         of_rating = np.repeat(np.arange(n_users), n_ratings)
         rated, values = block.items[taken], clients.values[taken].astype(np.float64)
         weights = clients.weights[taken].astype(np.float64)
-        _, _, reg_user, reg_bias = clients.penalties
-        penalties = np.repeat(reg_user[whom, None], width, axis=1).astype(np.float64)
+        objective = clients.objective
+        penalties = np.repeat(objective.reg_user[whom, None], width, axis=1).astype(np.float64)
         partners, item_bias = items.astype(np.float64), np.zeros(len(items))
         if biases:
-            penalties[:, 0] = reg_bias[whom]
+            penalties[:, 0] = objective.reg_user_bias[whom]
             item_bias, partners[:, 0] = partners[:, 0].copy(), 1
 
         def evaluate(users):
@@ -433,7 +433,9 @@ class RFRecAlgorithm(
 
     def server_attributes(self, message):
         attributes = super().server_attributes(message)
-        return attributes | {"_mean_user_bias": self._mean_bias(message, attributes)}
+        # Those of an earlier fit must not stay; `user_attributes` has this one's.
+        no_longer = {"_own_items": None}
+        return attributes | no_longer | {"_mean_user_bias": self._mean_bias(message, attributes)}
 
     def user_attributes(self, block, clients):
         attributes = self.attributes(clients.users.now, "user")
@@ -451,6 +453,11 @@ class RFRecAlgorithm(
         unknown = partial(np.full, fitted["n_items_"], fitted["_mean_user_bias"])
         parts = {"response": response, "unknown": unknown}
         if self.predict_with == "local":
+            if fitted["_own_items"] is None:
+                raise ValueError(
+                    "predict_with='local' needs the clients' own items, which the last fit did "
+                    'not keep; fit again, or set predict_with="global".'
+                )
             return OwnFactors.of(fitted, own=fitted["_own_items"], **parts)
         return Factors.of(fitted, **parts)
 
@@ -497,7 +504,9 @@ class RFRec(RFRecParameters, ItemContent, RatingMixin, FederatedRecommender):
           + prox / 2 |V_c - mean V|^2
 
     where n_u and n_i count the ratings of user u and item i, and n_ci those of item i that
-    the client has: summed over the clients, items are penalised just as users are.
+    the client has: summed over the clients, items are penalised just as users are. All
+    penalties of a user with fewer than FEW_RATINGS = 15 ratings count FEW_RATINGS / n_u times, and
+    those of an item with fewer than 5 ratings 5 / n_i times.
 
     Parameters
     ----------
@@ -510,7 +519,7 @@ class RFRec(RFRecParameters, ItemContent, RatingMixin, FederatedRecommender):
     reg_user, reg_item : float, default=0.04
         Weights of the penalties on user vectors (lambda_u) and item vectors.
     reg_bias : float, default=0.07
-        Weight of the penalty on every user's and item's bias, whatever its number of ratings.
+        Weight of the penalty on every user's and item's bias.
     learning_rate : float, default=0.1
         Step size (alpha).
     optimizer : {"adam", "gd"}, default="adam"
@@ -524,11 +533,11 @@ class RFRec(RFRecParameters, ItemContent, RatingMixin, FederatedRecommender):
         "holders", a larger server step: an item moves by the sum of its changes at the
         clients that have rated it, divided by the expected number of these among the clients
         whose uploads arrived (at least 1). It needs the number of holders of each item, so it
-        raises an error under local differential privacy.
+        raises an error under differential privacy.
     predict_with : {"global", "local"}, default="global"
         Whether to predict with the server's item matrix or with the client's own.
     rating_scale : tuple (low, high) or None, default=None
-        The ends of the rating scale, assumed to be public. If None, the range of y; under local
+        The ends of the rating scale, assumed to be public. If None, the range of y; under
         differential privacy this raises an error, because it depends on the data.
     {item_features}
     {shared parameters}
@@ -571,7 +580,7 @@ class RFRec(RFRecParameters, ItemContent, RatingMixin, FederatedRecommender):
     numbers of ratings of all items. Each round, down: the item matrix. Up: the client's whole
     item matrix (or, with "holders", its change, zero for items it has not rated). At the end,
     down: the final item matrix. The server uses sums over clients only; a single plaintext
-    upload reveals which items its client rated, and most of the ratings; two reveal all. With local
+    upload reveals which items its client rated, and most of the ratings; two reveal all. With
     differential privacy there is no set-up: the level is the middle of the scale and items are not
     penalised.
 
@@ -619,7 +628,7 @@ class RFRec(RFRecParameters, ItemContent, RatingMixin, FederatedRecommender):
         return None if clip is None else float(clip)
 
     def _forget_users(self, users):
-        if hasattr(self, "_own_items"):
+        if self._own_items is not None:
             self._own_items = self._own_items.without(users)
 
     # ------------------------------------------------------------------- what it needs

@@ -54,7 +54,7 @@ class GPFedRecAlgorithm(GPFedRecParameters, PFedRecAlgorithm):
     @property
     def traits(self):
         refuses = {"local_dp": NO_LOCAL_DP, "aggregator": NO_AGGREGATOR}
-        return Traits(single_uploads=True, server_sees="clients", refuses=refuses)
+        return Traits(single_uploads=True, treats_clients_apart=True, refuses=refuses)
 
     def downloads(self, n_items):
         offsets = Form(self.layout.matrix_shape(ITEMS, n_items), per_client=True)

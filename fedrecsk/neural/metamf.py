@@ -104,7 +104,7 @@ class MetaMFAlgorithm(MetaMFParameters, Algorithm[MetaMFServer, MetaMFClients]):
     @property
     def traits(self):
         refuses = {"local_dp": NO_LOCAL_DP, "aggregator": NO_AGGREGATOR}
-        return Traits(single_uploads=True, server_sees="clients", refuses=refuses)
+        return Traits(single_uploads=True, treats_clients_apart=True, refuses=refuses)
 
     def sizes(self, n_items) -> Sizes:
         """Return the network's numbers of rows and columns."""

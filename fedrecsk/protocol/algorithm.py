@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fedrecsk._utils.parameters import Value
 from fedrecsk.models import Factors
@@ -44,10 +44,10 @@ class Traits:
     single_uploads : bool
         Whether `update` returns uploads client by client if ``turn.separate`` is True. If not,
         blocks have one client each where single uploads are needed.
-    server_sees : {"sums", "clients"}
-        Uploads that the server needs in a round: their sums, or, with "clients", the single ones
-        (``upload.single()``). Messages may then have :class:`~fedrecsk.protocol.PerClient` fields,
-        and secure sums raise an error.
+    treats_clients_apart : bool
+        Whether the server needs the single uploads of a round (``upload.single()``) instead of
+        their sums. Messages may then have :class:`~fedrecsk.protocol.PerClient` fields, and secure
+        sums raise an error.
     rotates : bool
         Whether ``Federation(sampling="auto")`` means cohorts that take turns.
     goes_on : bool
@@ -77,7 +77,7 @@ class Traits:
     """
 
     single_uploads: bool = False
-    server_sees: Literal["sums", "clients"] = "sums"
+    treats_clients_apart: bool = False
     rotates: bool = False
     goes_on: bool = False
     sends_once: bool = False
@@ -89,11 +89,6 @@ class Traits:
     takes_stale: bool = False
     admits_late_clients: bool = True
     refuses: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def treats_clients_apart(self) -> bool:
-        """Whether the server must see single uploads."""
-        return self.server_sees == "clients"
 
 
 class Algorithm(Value, ABC, Generic[S, C]):
@@ -123,6 +118,10 @@ class Algorithm(Value, ABC, Generic[S, C]):
         """
 
     # --------------------------------------------------------------- before the rounds
+
+    def rounds(self, sampling: Sampling, n_clients: float) -> int:
+        """Return what ``n_rounds="auto"`` stands for in a fit to `n_clients` clients."""
+        raise NotImplementedError(f"{type(self).__name__} needs rounds(...).")
 
     def setup_fields(self, n_items: int) -> dict[str, FieldSpec]:
         """Return what all clients send before the rounds, empty if nothing."""
@@ -330,14 +329,6 @@ class ChoosesCohorts(ABC, Generic[S]):
     @abstractmethod
     def choose(self, server: S, n_clients: int, size: int, key: Key) -> NDArray[np.bool_] | None:
         """Server: a mask of about `size` clients; None: as the federation draws them."""
-
-
-class PlansRounds(ABC):
-    """An algorithm that says how many rounds ``n_rounds="auto"`` stands for."""
-
-    @abstractmethod
-    def rounds(self, sampling: Sampling, n_clients: float) -> int:
-        """Return the number of rounds of a fit to `n_clients` clients."""
 
 
 class MeetsPeers(ABC, Generic[C]):

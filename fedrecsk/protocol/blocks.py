@@ -132,6 +132,11 @@ class Block:
         """Row of each rating, shape (n_ratings,)."""
         return self._holdings[2]
 
+    @property
+    def rating_users(self) -> NDArray[np.int64]:
+        """User of each rating, by its place in the block, shape (n_ratings,)."""
+        return np.repeat(np.arange(self.n_users), np.diff(self.indptr))
+
     @cached_property
     def layout(self) -> Layout:
         """Which users and items belong to which client, as kernels take it."""

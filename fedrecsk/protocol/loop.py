@@ -66,6 +66,7 @@ class Loop(ABC, Generic[A, R]):
         """Run one round; return what `close` does, None if early stopping has ended the fit."""
         server = self.server
         participation, message = server.open_round()
+        # The message of a round is the model after the last one.
         if message and server.round and server.plan.early_stopping:
             self._validate(participation)
             if server.stopping.stopped:

@@ -189,7 +189,7 @@ class Derived(Dense):
 class PerClient(Dense):
     """A field with an entry for each client, which is sent to that client only.
 
-    For algorithms with ``Traits(server_sees="clients")``.
+    For algorithms with ``Traits(treats_clients_apart=True)``.
 
     Parameters
     ----------
@@ -322,7 +322,7 @@ class Upload(dict):
         Number of clients whose uploads were accepted; under central privacy, the expected number;
         in asynchronous rounds the sum of their weights.
     updates : RoundUpdates or None
-        Single updates, for algorithms with ``Traits(server_sees="clients")``.
+        Single updates, for algorithms with ``Traits(treats_clients_apart=True)``.
     **totals : Total
     """
 

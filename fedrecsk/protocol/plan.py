@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from fedrecsk.protocol.algorithm import PlansRounds, extended
-
 if TYPE_CHECKING:
     from fedrecsk.protocol.algorithm import AnyAlgorithm, Traits
     from fedrecsk.protocol.early_stopping import HoldOut
@@ -42,7 +40,7 @@ class FitPlan:
     sampling : Sampling
         How clients are drawn in each round.
     n_rounds : int or None
-        None: as many as the algorithm plans (``PlansRounds``).
+        None: as many as the algorithm plans (`rounds`).
     n_items : int or None
         Number of items in the public catalogue. None: the catalogue comes from the data.
     rating_scale : tuple of float or None
@@ -104,7 +102,7 @@ class FitPlan:
         """Return the number of rounds of a fit to `n_clients` of the method's clients."""
         if self.n_rounds is not None:
             return self.n_rounds
-        return extended(self.algorithm, PlansRounds).rounds(self.sampling, n_clients)
+        return self.algorithm.rounds(self.sampling, n_clients)
 
     def uploads(self, *, is_apart: bool = False, is_forged: bool = False) -> Uploads:
         """Return what becomes of clients' uploads on their way to the server.

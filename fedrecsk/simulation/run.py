@@ -196,6 +196,7 @@ class Run(Loop[StepTotal, "Seen"]):
         server, attack, round = self.server, self.attack, self.server.round
         received = None
         if message:
+            # Once, as each client would.
             received = server.algorithm.decode(message, server.key.at(round))
         busy = self._involved(participation.active)
         self.tell(busy, ClientGroup.receive, round, received, participation)

@@ -132,7 +132,7 @@ class RatingAlgorithm(RatingParameters, ColumnAlgorithm[Any, Any]):
         return Message(scale=server.scale.sent())
 
     def enter(self, block, message, key):
-        users = np.repeat(np.arange(block.n_users), np.diff(block.indptr))
+        users = block.rating_users
         n_ratings = np.bincount(users, block.weights, minlength=block.n_users)
         values = (block.values - Scale.received(message).level).astype(self.dtype)
         return RatingClients(

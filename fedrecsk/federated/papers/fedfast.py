@@ -66,7 +66,7 @@ class FedFastAlgorithm(FedFastParameters, FedMFAlgorithm, ChoosesCohorts[FedFast
         # The server keeps a vector and a cluster of each client of the fit.
         return replace(
             traits,
-            server_sees="clients",
+            treats_clients_apart=True,
             goes_on=False,
             chooses_cohorts=self.sampling == "clusters",
             admits_late_clients=False,

@@ -28,7 +28,7 @@ from fedrecsk.federated._ratings import (
 )
 from fedrecsk.federated.base import FederatedRecommender
 from fedrecsk.models import Factors
-from fedrecsk.protocol.algorithm import PlansRounds, Traits
+from fedrecsk.protocol.algorithm import Traits
 from fedrecsk.protocol.messages import Dense, Form, Message
 from fedrecsk.protocol.states import PerItem, PerUser
 from fedrecsk.updates import FieldSpec, SparseRows, Summed, Updates
@@ -92,7 +92,7 @@ class FedRecParameters:
 
 
 @dataclass(kw_only=True, eq=False)
-class FedRecAlgorithm(FedRecParameters, PlansRounds, ColumnAlgorithm[FedRecServer, FedRecClients]):
+class FedRecAlgorithm(FedRecParameters, ColumnAlgorithm[FedRecServer, FedRecClients]):
     """Clients add virtual ratings to their own, and upload the gradients of both."""
 
     # A number; not "auto".

@@ -110,7 +110,7 @@ class LocSGD(LocSGDParameters, ImplicitMF):
     -----
     *Algorithm*::
 
-        set-up  clients report which items they hold            _setup_update
+        set-up  clients report which items they hold            answer
         each round
           1  server sends q_i of own items, and sum q q'        broadcast
           2  clients solve for their users                      kernel fit_users

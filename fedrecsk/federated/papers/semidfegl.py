@@ -133,7 +133,7 @@ class SemiDFEGLAlgorithm(SemiDFEGLParameters, RatingAlgorithm, MeetsPeers[SemiDF
     def traits(self):
         return Traits(
             single_uploads=True,
-            server_sees="clients",
+            treats_clients_apart=True,
             # None, if ego graphs stay isolated.
             n_exchanges=2 if self.n_common else 0,
             refuses={"local_dp": NO_LOCAL_DP, "aggregator": NO_AGGREGATOR},
