@@ -560,6 +560,17 @@ def test_rows_find_their_users(which, n_partitions, models):
     assert weighted == pytest.approx(by_hand, rel=1e-5)
 
 
+def test_effects_of_days_are_added_where_the_rows_are(client):
+    parts = [FRAME[FRAME["user"] < 40], FRAME[FRAME["user"] >= 40]]
+    parts = [one.assign(when=86_400.0 * (one["item"] % 5)) for one in parts]
+    here, parted, columns = pd.concat(parts), dask_of(parts), [*IDS, "when"]
+    model = FedEB(4, n_rounds=3, timestamps="when", random_state=0)
+    expected = clone(model).fit(here[columns], here["rating"])
+    ours = model.fit(parted[columns], parted["rating"])
+    predicted = ours.predict(parted[columns]).compute()
+    np.testing.assert_allclose(predicted, expected.predict(here[columns]), rtol=1e-5)
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_lists(which, models):
     ours, expected = models[which]

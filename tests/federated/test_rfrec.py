@@ -215,3 +215,13 @@ def test_new_users_get_the_vector_that_minimises_their_loss():
     penalty *= max(1, model.FEW_RATINGS / len(items))
     expected = np.linalg.solve(design.T @ design + penalty, design.T @ target)
     assert np.r_[model.user_bias_[-1], model.user_factors_[-1]] == pytest.approx(expected)
+
+
+@BOTH
+def test_own_items_are_those_of_the_last_fit(Estimator):
+    X, y = make_toy()[:2]
+    model = Estimator(4, n_rounds=2, predict_with="local", random_state=0).fit(X, y)
+    model.set_params(predict_with="global").fit(X, y)
+    assert model._own_items is None
+    with pytest.raises(ValueError, match="needs the clients' own items.*fit again"):
+        model.set_params(predict_with="local").predict(X)
