@@ -104,7 +104,7 @@ GRID = {
     "CoLR": ("learning_rate", "reg"),
     "SCoLR": ("learning_rate", "reg"),
     "PrivRec": ("learning_rate", "reg"),
-    "LightFR": ("reg_user", "alpha"),
+    "LightFR": {"reg_user": [250.0, 1000.0, 4000.0], "alpha": [1.0, "auto", 16.0]},
     "FedEASE": {"reg": ["auto", 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0]},
     "FedSpectral": ("reg_user", "alpha"),
     "FedItemKNN": {"power": [0.0625, "auto", 1.0], "shrinkage": [1.25, 5.0, 20.0]},

@@ -146,8 +146,10 @@ def lightfr(method, view, rows, moves):
         sizes = method.SERVER_DECAY * np.abs(view.mean("rows")).max(initial=0)
         return {"rows": view.n_senders / view.n_own * sizes * signs}
     # Twice the largest gradient of all pairs together, if everybody held the items.
-    base, base_target = method._algorithm().base
-    sizes = 2 * (1 + method.alpha) * base * np.abs(view.mean("gram")).sum(axis=1)
+    algorithm, n_items = method._algorithm(), len(view.item_vectors)
+    base, base_target = algorithm.base
+    (alpha,) = algorithm.alphas(np.ones(1), n_items)
+    sizes = 2 * (1 + alpha) * base * np.abs(view.mean("gram")).sum(axis=1)
     sizes = sizes + np.abs(base_target * view.mean("total"))
     sizes = view.n_senders / view.n_own * sizes * signs
     # The last column has weights, of which there are none.

@@ -19,6 +19,8 @@ score_kernels: LazyModule = LazyModule("fedrecsk.models._score_kernels")
 
 # Least number of items at which X'X is kept sparse, where the model can be.
 MANY_ITEMS = 5000
+# What reg="auto" of EASE is, in means of the squared weights of an item.
+REG_OF_MEAN = 5.0
 # For each pair of items: what a sparse matrix of them takes while it is made, and an array.
 SPARSE_BYTES, DENSE_BYTES = 64, 24
 # Operations per second of a core that inverts a matrix (n^3 of them), and the seconds from which a
@@ -382,6 +384,9 @@ def warn_if_slow(name, n_items, instead):
 def regularized_inverse(triangle, n_items, reg):
     """P = (G + reg I)^-1 for the triangle G, as a whole matrix."""
     matrix = whole(triangle, n_items)
+    if reg == "auto":
+        own = matrix.diagonal()
+        reg = REG_OF_MEAN * own.mean(where=own > 0) if own.any() else 1.0
     matrix[np.diag_indices(n_items)] += reg
     # LAPACK's arrays are by column, and the matrix is symmetric.
     factor, info = lapack.dpotrf(matrix.T, lower=1)

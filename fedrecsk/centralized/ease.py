@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -45,8 +46,9 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
 
     Parameters
     ----------
-    reg : float, default=1000.0
-        Weight of the penalty on B (lambda).
+    reg : float or "auto", default="auto"
+        Weight of the penalty on B (lambda). "auto": five times the mean number of rows of an item
+        (of its squared weights).
     {timestamps}
     {pair_half_life}
     {history_half_life}
@@ -107,7 +109,7 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
     [['persuasion']]
     """
 
-    reg: Positive = 1000.0
+    reg: Positive | Literal["auto"] = "auto"
 
     _dtype = np.float32
 

@@ -65,7 +65,7 @@ class LightFRParameters:
     aggregation: Literal["full", "gradient", "parameter"] = "full"
     user_bits: Annotated[int, Interval(Integral, 1, 16, closed="both")] = 4
     targets: Literal["implicit", "ratings"] = "implicit"
-    alpha: NotNegative = 4.0
+    alpha: NotNegative | Literal["auto"] = "auto"
     n_negatives: AtLeast0 = 4
     reg_user: NotNegative = 1000.0
     balance_user: NotNegative = 0.0
@@ -303,7 +303,10 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[LightFRServer, LightFRClient
         scale = message["scale"].values if "scale" in message else None
         chosen, aims = self.aims(block, scale)
         base, base_target = self.base
-        own = 1 + self.alpha * block.weights if base else block.weights
+        own = block.weights
+        if base:
+            n_rows = np.bincount(block.rating_users, chosen, block.n_users)
+            own = 1 + self.alphas(n_rows, block.n_items)[block.rating_users] * own
         return lightfr_kernels.Rows(
             block.indptr,
             block.items,
@@ -312,6 +315,12 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[LightFRServer, LightFRClient
             fixed(own) - base,
             self.weighted_targets(block.weights, self.NEGATIVE_TARGET),
         )
+
+    def alphas(self, n_rows, n_items):
+        """Return the extra weight of a row, for users with so many rows that count."""
+        if self.alpha == "auto":
+            return np.sqrt(n_items / np.maximum(n_rows, 1))
+        return np.full(len(n_rows), float(self.alpha))
 
     @property
     def has_prior(self):
@@ -353,7 +362,7 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[LightFRServer, LightFRClient
         errors = (model.predict(seen_users, seen_items) - self.NEGATIVE_TARGET) ** 2
         unseen = squares / (2 * max_dot) ** 2 - np.bincount(seen_users, errors, n_users)
         if self.aggregation == "full":
-            weights = held_out.weights * self.alpha + 1
+            weights = held_out.weights * self.alphas(n_seen, n_items)[users] + 1
             shares = 1 / np.maximum(np.bincount(users, chosen, n_users), 1)[users]
         else:
             weights = held_out.weights

@@ -30,8 +30,8 @@ from fedrecsk.updates import Updates
 
 __all__ = ["FedEASE"]
 
-# What reg="auto" means: for sums as they are, and in units of the clip of central privacy.
-REG, PRIVATE_REG = 1000.0, 20.0
+# What reg="auto" means under central privacy, in units of its clip.
+PRIVATE_REG = 20.0
 
 
 @dataclass(eq=False, repr=False)
@@ -89,7 +89,7 @@ class OwnWeightsAlgorithm(OwnWeightsParameters, GramAlgorithm):
 class FedEASEAlgorithm(OwnWeightsAlgorithm):
     """The server inverts the sum."""
 
-    reg: float
+    reg: float | Literal["auto"]
     item_content: ItemFeatures
 
     def downloads(self, n_items):
@@ -132,8 +132,9 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeightsParameters, FederatedG
     Parameters
     ----------
     reg : float or "auto", default="auto"
-        Weight of the penalty on B (lambda), on the scale of the sum of uploads. "auto": 1000, or 20
-        times `clip` under central privacy, where uploads are scaled down to the norm `clip`.
+        Weight of the penalty on B (lambda), on the scale of the sum of uploads. "auto": five times
+        the mean number of rows of an item (of its squared weights), or 20 times `clip` under
+        central privacy, where uploads are scaled down to the norm `clip`.
     n_rounds : int, default=1
         Number of rounds in total. One is enough if all clients take part in it
         (``client_fraction=1``).
@@ -256,10 +257,10 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeightsParameters, FederatedG
 
     @property
     def _reg(self):
-        if self.reg != "auto":
-            return self.reg
         mechanism = self._setting().central_dp
-        return REG if mechanism is None else PRIVATE_REG * mechanism.clip
+        if self.reg != "auto" or mechanism is None:
+            return self.reg
+        return PRIVATE_REG * mechanism.clip
 
     def _with_items(self, rows):
         attributes = super()._with_items(rows)

@@ -60,8 +60,10 @@ class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender
     targets : {"implicit", "ratings"}, default="implicit"
         "implicit": rows with y > 0 are positives, others are left out. "ratings": rows
         have y scaled to [0, 1], and `predict` gives ratings.
-    alpha : float, default=4.0
+    alpha : float or "auto", default="auto"
         Extra weight of a row of weight 1, on top of the weight 1 of every pair; only with "full".
+        "auto": ``sqrt(n_items / n)`` for a user with n rows that count, 4 where a user has a
+        sixteenth of the items.
     n_negatives : int, default=4
         Number of negatives per row, redrawn in each round from the items without a row of the
         user. No effect with "full".
@@ -198,7 +200,8 @@ class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender
             return
         n_clients = plan.sampling.cohort_size(data.n_clients)
         n_users = np.diff(data.client_indptr).max()
-        weight = n_users * (data.weights.max() * (1 + self.alpha + self.n_negatives) + 1)
+        alpha = self._alphas(data).max()
+        weight = n_users * (data.weights.max() * (1 + alpha + self.n_negatives) + 1)
         largest = 2.0**FRACTION_BITS * 2 * algorithm.max_dot * algorithm.max_entry * weight
         if largest > scheme.max_integer(n_clients):
             raise ValueError(
@@ -229,7 +232,7 @@ class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender
         algorithm = self._algorithm()
         max_dot, max_entry = algorithm.max_dot, algorithm.max_entry
         if self.aggregation == "full":
-            own = data.weights * (self.alpha + 1)
+            own = data.weights * (self._alphas(data) + 1)
             weight = max(np.bincount(data.items, own).max(), np.bincount(data.users, own).max())
             weight += (1 + own.max()) * (data.n_users + data.n_items)
         elif self.aggregation == "parameter":
@@ -241,6 +244,13 @@ class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender
         balance *= max(data.n_users, data.n_items, max_dot) * max_dot
         weight = weight + max(self.reg_user, self.SPARSE_REG) + balance
         return 2.0**FRACTION_BITS * 4 * max_dot * max_entry * weight
+
+    def _alphas(self, data):
+        """Return the extra weight of each row."""
+        algorithm = self._algorithm()
+        chosen, _ = algorithm.aims(data, algorithm.scale((data.values.min(), data.values.max())))
+        n_rows = np.bincount(data.users, chosen, data.n_users)
+        return algorithm.alphas(n_rows, data.n_items)[data.users]
 
     # ---------------------------------------------------------------- new users, new items
 

@@ -223,5 +223,5 @@ def test_own_items_are_those_of_the_last_fit(Estimator):
     model = Estimator(4, n_rounds=2, predict_with="local", random_state=0).fit(X, y)
     model.set_params(predict_with="global").fit(X, y)
     assert model._own_items is None
-    with pytest.raises(ValueError, match="needs the clients' own items.*fit again"):
+    with pytest.raises(ValueError, match=r"needs the clients' own items.*fit again"):
         model.set_params(predict_with="local").predict(X)

@@ -57,13 +57,22 @@ class LightFR:
                 target = self.model.POSITIVE_TARGET
             else:
                 target = (y - self.scale[0]) / (self.scale[1] - self.scale[0])
-            w = 1 + self.model.alpha * v if self.full else v
+            w = 1 + self.alpha(u) * v if self.full else v
             visits.append((i, fixed(w), fixed(w * (2 * target - 1) * self.top)))
             for _ in range(0 if self.full or not free else self.model.n_negatives):
                 rank = stream.below(len(free))
                 aim = fixed(v * (2 * self.model.NEGATIVE_TARGET - 1) * self.top)
                 visits.append((free[rank], fixed(w), aim))
         return visits
+
+    def alpha(self, u):
+        """The extra weight of u's rows, which is larger if they are few."""
+        if self.model.alpha != "auto":
+            return self.model.alpha
+        counts = self.weights[u] > 0
+        if self.model.targets == "implicit":
+            counts &= self.values[u] > 0
+        return np.sqrt(len(self.items) / max(1, counts.sum()))
 
     def pairs(self, u, key, *draws):
         """All pairs that user u's code is fitted to: visits, and in the full form the rest."""

@@ -32,7 +32,7 @@ class LocSGDParameters(ImplicitParameters):
     prox: NotNegative = 0.0
     local_epochs: AtLeast1 = 1
     n_steps: AtLeast1 = 5
-    learning_rate: Annotated[float, Interval(Real, 0, 1000, closed="right")] = 0.3
+    learning_rate: Annotated[float, Interval(Real, 0, 1000, closed="right")] = 1.2
     aggregation: Aggregation = "clients"
 
 
@@ -78,7 +78,7 @@ class LocSGD(LocSGDParameters, ImplicitMF):
         Number of times that a client solves for its users and takes its steps per round (E).
     n_steps : int, default=5
         Number of sweeps over the client's pairs after each user solve.
-    learning_rate : float in (0, 1000], default=0.3
+    learning_rate : float in (0, 1000], default=1.2
         Largest size of the clients' steps (eta). A step on one pair is
         ``q_ci -= eta_ui [c_ui (p_u . q_ci - r_ui) p_u + reg_item / n_clients q_ci
         + prox (q_ci - q_i)]`` with
