@@ -228,7 +228,5 @@ def moving_of(method: Any) -> Moving | None:
     own = getattr(method, "_upload_moving", None)
     if own is not None:
         return lambda method, *given: own(*given)
-    for kind in type(method).__mro__:
-        if kind.__name__ in MOVING:
-            return MOVING[kind.__name__]
-    return None
+    kinds = (kind.__name__ for kind in type(method).__mro__)
+    return next((MOVING[name] for name in kinds if name in MOVING), None)
