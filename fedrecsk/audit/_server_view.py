@@ -6,12 +6,14 @@ uploads share, and how the sum of a few clients' uploads is separated into the c
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
+from sklearn.linear_model import orthogonal_mp
 
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Message
@@ -291,23 +293,12 @@ def combinations_of(found, rows, error):
     if len(found) <= found.shape[1]:
         parts = np.linalg.lstsq(found.T, rows.T)[0].T
     else:
-        parts = _match(found, rows)
+        n_lines = min(MOST_AT_ONCE, len(found))
+        # It warns where fewer lines are enough.
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+            parts = orthogonal_mp(found.T, rows.T / size, n_nonzero_coefs=n_lines)
+        parts = (parts.reshape(len(found), -1) * size).T
     parts[np.linalg.norm(rows - parts @ found, axis=1) > error * size] = 0
-    return parts
-
-
-def _match(found, rows):
-    """Return coefficients by orthogonal matching pursuit, row by row."""
-    parts = np.zeros((len(rows), len(found)))
-    for row, part in zip(rows, parts, strict=True):
-        left, chosen = row, []
-        for _ in range(min(MOST_AT_ONCE, len(found))):
-            if np.linalg.norm(left) <= 1e-6 * np.linalg.norm(row):
-                break
-            chosen.append(int(np.abs(found @ left).argmax()))
-            fit = np.linalg.lstsq(found[chosen].T, row)[0]
-            left = row - fit @ found[chosen]
-        part[chosen] = fit if chosen else 0.0
     return parts
 
 
