@@ -11,15 +11,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrecsk.updates._sparse_rows import SparseRows
-
-if TYPE_CHECKING:
-    from fedrecsk.updates._sparse_rows import FieldSpec, Update
+from fedrecsk.updates._sparse_rows import FieldSpec, SparseRows, Update
 
 # Memory for the whole matrices of the clients that are processed together.
 TILE_BYTES = 64 * 2**20
