@@ -325,7 +325,7 @@ def measure_leak(
     rates = bool(data.values.min() != data.values.max()) and model._sees_ratings
     own = [own_items(data, user, rates) for user in range(data.n_users)]
     inferred = _infer(receipts, model, inversion, data, [items for items, _ in own])
-    users = np.concatenate([_users_of(data, client) for client in receipts.clients])
+    users = _users_of(data, receipts.clients)
     guesses = [inferred.guesses.get(user, NOTHING) for user in users]
     lists = [own[user] for user in users]
     claims = [(guess.items, guess.values) for guess in guesses]
@@ -424,7 +424,7 @@ def _infer(receipts, model, inversion: Any, data, lists):
     guesses, n_profiles, held, membership, is_isolating = {}, 0, {}, [], True
     singles = {(client,): exchanges for client, exchanges in receipts.singles.items()}
     for clients, exchanges in (receipts.sums | singles).items():
-        users = np.concatenate([_users_of(data, client) for client in clients])
+        users = _users_of(data, clients)
         sizes = len(clients), len(users), data.n_items
         silo = silo_of(inversion, model, exchanges, *sizes)
         common, profiles = silo.common, silo.profiles
@@ -442,13 +442,13 @@ def _infer(receipts, model, inversion: Any, data, lists):
     return Inferred(guesses, n_profiles, held, membership, is_isolating)
 
 
-def _users_of(data, client):
-    return np.arange(*data.client_indptr[client : client + 2])
+def _users_of(data, clients):
+    return np.concatenate([np.arange(*data.client_indptr[one : one + 2]) for one in clients])
 
 
 def _held(data, own, client):
     """Return the items of a client's users, each once."""
-    lists = [own[user][0] for user in _users_of(data, client)]
+    lists = [own[user][0] for user in _users_of(data, [client])]
     return np.unique(np.concatenate(lists)), None
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from scipy.optimize import nnls
 from sklearn.linear_model import orthogonal_mp
 
+from fedrecsk.base._item_weights import whole
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Message
 from fedrecsk.updates import Update, add_sums
@@ -202,11 +203,10 @@ def by_lines(invert, field, *, tolerance=1e-6, signed=False):
         for own, change in separate_rows(rows, tolerance, signed):
             upload = {field: Update(items[own], change)}
             if field == "item_vectors":
-                whole = np.zeros((n_items, rows.shape[1]))
-                whole[items[own]] = change
-                upload = {field: Update(slice(None), whole)}
-            alone = Exchange(exchange.key, exchange.message, upload)
-            guesses.append(invert(model, [alone], n_items))
+                alone = np.zeros((n_items, rows.shape[1]))
+                alone[items[own]] = change
+                upload = {field: Update(slice(None), alone)}
+            guesses.append(invert(model, [exchange._replace(upload=upload)], n_items))
         return guesses
 
     return separate
@@ -313,10 +313,7 @@ def any_order(upload, n_items):
 
 def matrix_of_pairs(upload, n_items):
     """Return the sum of pairs as a symmetric matrix."""
-    pairs, upper = np.zeros((n_items, n_items)), np.triu_indices(n_items)
-    numbers = upper[1] * (upper[1] + 1) // 2 + upper[0]
-    pairs[upper] = pairs.T[upper] = any_order(upload, n_items)[numbers]
-    return pairs
+    return whole(any_order(upload, n_items), n_items)
 
 
 def by_pairs(model, exchanges, n_items):
