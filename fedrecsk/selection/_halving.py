@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,9 @@ from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.ledger import Ledger
 from fedrecsk.protocol.links import SideBySide
 from fedrecsk.protocol.messages import Rows
-from fedrecsk.selection._noise import Noise
+
+if TYPE_CHECKING:
+    from fedrecsk.selection._noise import Noise
 
 # The first cut comes after a tenth of a fit's rounds at the earliest: after fewer, step sizes lead
 # that lose later. The last one leaves a quarter for the winner, which then learns from all rows.
