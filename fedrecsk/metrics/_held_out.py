@@ -17,7 +17,7 @@ from scipy import sparse
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
-from sklearn.utils import check_array, check_random_state, column_or_1d
+from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from fedrecsk._utils.given import check_given, check_numbers
@@ -339,14 +339,8 @@ def top_k(scores: np.ndarray, k: int) -> NDArray[np.int64]:
 # ----------------------------------------------------------------------------- negatives
 
 
-def draw_negatives(model, held_out, n_negatives, random_state):
-    """Draw items per user, neither seen nor under test; return indptr and item codes."""
-    shape = held_out.n_users, n_negatives
-    return negatives_by(check_random_state(random_state).random_sample(shape), model, held_out)
-
-
 def negatives_by(uniform, model, held_out):
-    """Return the negatives that draws in [0, 1) stand for, (n_users, n_negatives)."""
+    """Return indptr and codes of items, neither seen nor under test, by draws in [0, 1)."""
     n_items, n_negatives = len(model.item_ids), uniform.shape[1]
     items = np.empty(uniform.shape, dtype=np.int64)
     left, taken = np.empty(n_items, dtype=np.int64), np.empty(n_items, dtype=bool)
