@@ -416,17 +416,12 @@ def largest(numbers: np.ndarray, n: int) -> np.ndarray:
 
 def save(path: str | PathLike[str], model: PortableModel) -> None:
     """Write a model to a file: numbers and ids, nothing that could run."""
-    rule, arrays, settings = model._rule, {}, {}
-    for field in fields(rule):
-        value = getattr(rule, field.name)
-        # Arrays lie row by row, as fedrecsk.js reads them.
-        if isinstance(value, np.ndarray):
-            arrays[field.name] = np.ascontiguousarray(value)
-        else:
-            settings[field.name] = value
-    header = {"format": FORMAT, "rule": type(rule).__name__, "settings": settings, **model._about}
-    arrays = {f"rule_{name}": array for name, array in arrays.items()}
+    rule, settings = type(model._rule).__name__, vars(model._rule).copy()
+    own = [name for name, value in settings.items() if isinstance(value, np.ndarray)]
+    # Arrays lie row by row, as fedrecsk.js reads them.
+    arrays = {f"rule_{name}": np.ascontiguousarray(settings.pop(name)) for name in own}
     arrays |= {"item_ids": model.item_ids, "unknown": model._unknown}
+    header = {"format": FORMAT, "rule": rule, "settings": settings, **model._about}
     text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     with open(os.path.expanduser(path), "wb") as file:
         np.savez(file, header=text, **arrays)

@@ -85,12 +85,9 @@ def filter_k_core(
     >>> y_core
     [5, 4, 3, 2]
     """
-    data, kept, (users, n_users), (items, n_items) = _read(X, y, clients, sample_weight)
-    rows = np.flatnonzero(kept)
+    data, rows, codes = _read(X, y, clients, sample_weight)
     while len(rows):
-        users_left, items_left = users[rows], items[rows]
-        enough = (np.bincount(users_left, minlength=n_users) >= k)[users_left]
-        enough &= (np.bincount(items_left, minlength=n_items) >= k)[items_left]
+        enough = _have_enough(codes, rows, (k, k))
         if enough.all():
             return _take(data, rows)
         rows = rows[enough]
@@ -134,15 +131,14 @@ def filter_min_ratings(
     >>> filter_min_ratings(X, min_user=2)
     [['ann', 'alien'], ['ann', 'brazil']]
     """
-    data, kept, (users, n_users), (items, n_items) = _read(X, y, clients, sample_weight)
-    enough = kept & (np.bincount(users[kept], minlength=n_users) >= min_user)[users]
-    enough &= (np.bincount(items[kept], minlength=n_items) >= min_item)[items]
-    if not enough.any():
+    data, rows, codes = _read(X, y, clients, sample_weight)
+    rows = rows[_have_enough(codes, rows, (min_user, min_item))]
+    if not len(rows):
         raise ValueError(
             f"No row of X has a user with min_user={min_user} rows and an item with "
             f"min_item={min_item}; lower them."
         )
-    return _take(data, np.flatnonzero(enough))
+    return _take(data, rows)
 
 
 @check_arguments
@@ -195,14 +191,13 @@ def to_implicit(
     >>> to_implicit([["ann", "alien"], ["ann", "brazil"]], [5, 3])
     ([['ann', 'alien']], array([1.]))
     """
-    data, kept, *_ = _read(X, y, clients, sample_weight)
-    preferred = kept & (_read_ratings(y) >= threshold)
-    if not preferred.any():
+    data, rows, _ = _read(X, y, clients, sample_weight)
+    rows = rows[_read_ratings(y)[rows] >= threshold]
+    if not len(rows):
         raise ValueError(
             f"No row of X has a rating of threshold={threshold} or more; the largest is "
             f"{np.max(y)}. Lower the threshold."
         )
-    rows = np.flatnonzero(preferred)
     X, _, *others = _take(data, rows)
     return X, np.ones(len(rows)), *others
 
@@ -275,14 +270,20 @@ def _read_ratings(y):
 
 
 def _read(X, y, clients, sample_weight):
-    """Return the given arrays, a mask of the rows that count, and users and items as codes."""
-    users, items = coded_rows(X)
+    """Return the given arrays, the rows that count, and users and items as codes."""
+    (users, _), (items, _) = coded_rows(X)
     data = [values for values in (X, y, clients, sample_weight) if values is not None]
     check_consistent_length(*data)
-    kept = np.ones(len(users[0]), dtype=bool)
+    rows = np.arange(len(users))
     if sample_weight is not None:
-        kept = check_sample_weight(sample_weight, X) > 0
-    return data, kept, users, items
+        rows = rows[check_sample_weight(sample_weight, X) > 0]
+    return data, rows, (users, items)
+
+
+def _have_enough(codes, rows, least):
+    """Mark the rows whose user and item have at least these numbers of the rows."""
+    own = [one[rows] for one in codes]
+    return np.all([(np.bincount(c) >= n)[c] for c, n in zip(own, least, strict=True)], axis=0)
 
 
 def _take(data, rows):

@@ -52,17 +52,6 @@ def globsgd(method, view, rows, moves):
     return {"rows": _factor_of_mean(method, view) * (gradient - view.item_vectors[rows] @ hessian)}
 
 
-def fcf(method, view, rows, moves):
-    """Move items by the gradients of all, or of own rows."""
-    name = "gradient" if method.upload == "all" else "rows"
-    return {name: gradient_step(method, view, name, moves)}
-
-
-def rating_gradients(method, view, rows, moves):
-    """Move items of ExplicitFCF and SemiDFEGL by gradients."""
-    return {"gradient": gradient_step(method, view, "gradient", moves)}
-
-
 def _factor_of_mean(method, view):
     """Return the factor of the adversary's rows that makes the server's mean equal to them."""
     if method.aggregation != "holders":
@@ -80,13 +69,19 @@ def _share_of_step(method, view):
     return min(1.0, 2 * method._plan().sampling.share(view.data.n_clients))
 
 
-def gradient_step(method, view, name, moves):
-    """Return what each of the adversary's clients sends for the server to step by `moves`."""
+def gradients(method, view, rows, moves, name="gradient"):
+    """Move items of ExplicitFCF and SemiDFEGL by gradients."""
     # Adam divides by the size of past gradients, so only much larger ones decide.
     size = 0.5
     if method.optimizer == "adam":
         size = np.abs(view.mean(name)).max(initial=0)
-    return -view.n_senders / view.n_own * size / method.learning_rate * moves
+    return {name: -view.n_senders / view.n_own * size / method.learning_rate * moves}
+
+
+def fcf(method, view, rows, moves):
+    """Move items by the gradients of all, or of own rows."""
+    name = "gradient" if method.upload == "all" else "rows"
+    return gradients(method, view, rows, moves, name)
 
 
 # ------------------------------------------------------------- FedMF, CoLR, SCoLR, FedFast
@@ -217,8 +212,8 @@ MOVING: dict[str, Moving] = {
     "FedFast": fedfast,
     "LightFR": lightfr,
     "FedRec": fedrec,
-    "ExplicitFCF": rating_gradients,
-    "SemiDFEGL": rating_gradients,
+    "ExplicitFCF": gradients,
+    "SemiDFEGL": gradients,
     "RFRec": rfrec,
     "FedEB": fedeb,
     "PrivFedEB": privfedeb,
@@ -230,7 +225,5 @@ def moving_of(method: Any) -> Moving | None:
     own = getattr(method, "_upload_moving", None)
     if own is not None:
         return lambda method, *given: own(*given)
-    for kind in type(method).__mro__:
-        if kind.__name__ in MOVING:
-            return MOVING[kind.__name__]
-    return None
+    kinds = (kind.__name__ for kind in type(method).__mro__)
+    return next((MOVING[name] for name in kinds if name in MOVING), None)

@@ -265,13 +265,13 @@ class Fit:
             now = self.misfit()
             if now < FITS * self.seen.size or now > WORTH_IT * before:
                 break
-            self.ratings, before = self._choose([one[None] for one in self.path]), now
+            self.ratings, before = self._choose(self.path[:, None]), now
         if self.misfit() > 10 * FITS * self.seen.size:
             # Not exact, so that ratings are at best close to possible ones.
-            self.ratings = self._choose([one[None] for one in self.path])
+            self.ratings = self._choose(self.path[:, None])
 
     def misfit(self):
-        sent, _ = self.replay.run(None, self.ratings[None], [one[None] for one in self.path])
+        sent, _ = self.replay.run(None, self.ratings[None], self.path[:, None])
         return self._cost(sent).sum()
 
     def choose_along(self, user):

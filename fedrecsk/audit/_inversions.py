@@ -61,10 +61,8 @@ def wmf(model, message, upload, n_items):
 
 def _of_one_user(model, vector, items, message):
     """Return what a one-user client with this vector sends for own items of weight 1."""
-    for kind in type(model).__mro__:
-        if kind.__name__ in ONE_USER:
-            return ONE_USER[kind.__name__](model, vector, items, message)
-    raise TypeError(f"{type(model).__name__} is none of {', '.join(ONE_USER)}.")
+    name = next(one.__name__ for one in type(model).__mro__ if one.__name__ in ONE_USER)
+    return ONE_USER[name](model, vector, items, message)
 
 
 def _one_locals(model, vector, items, message):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -152,16 +151,11 @@ class LeakReport:
 
     @property
     def _setting(self):
-        setting = f"n_clients={self.n_clients}, n_rounds={self.n_rounds}"
-        if self.n_users is not None:
-            setting += f", n_users={self.n_users}"
-        if self.cohort is not None:
-            setting += f", cohort={self.cohort}"
-        if self.cohort is not None or self.n_users is not None:
-            setting += f", n_profiles={self.n_profiles}"
-        if self.differences is not None:
-            setting += f", differences={self.differences!r}"
-        return setting
+        names = ["n_clients", "n_rounds", "n_users", "cohort", "n_profiles", "differences"]
+        if self.n_users is None and self.cohort is None:
+            names.remove("n_profiles")
+        given = {name: getattr(self, name) for name in names}
+        return ", ".join(f"{name}={one!r}" for name, one in given.items() if one is not None)
 
 
 @suggest
@@ -297,7 +291,15 @@ def measure_leak(
     (60, 1.0)
     """
     name = type(estimator).__name__
-    _check_numbers(n_rounds, max_clients, cohort, differences)
+    given = {"n_rounds": n_rounds, "max_clients": max_clients}
+    given |= {"cohort": cohort, "differences": differences}
+    limits = limits_of(measure_leak)
+    n_rounds, max_clients, cohort, differences = checked("measure_leak", limits, **given)
+    if differences == "next round" and n_rounds < 2:
+        raise ValueError(
+            'differences="next round" subtracts the sums of two rounds, but n_rounds=1; set '
+            "n_rounds=2 or more."
+        )
     check_is_instance(estimator, "measure_leak")
     inversion = inversion_of(type(estimator))
     if inversion.invert is None:
@@ -323,7 +325,7 @@ def measure_leak(
     rates = bool(data.values.min() != data.values.max()) and model._sees_ratings
     own = [own_items(data, user, rates) for user in range(data.n_users)]
     inferred = _infer(receipts, model, inversion, data, [items for items, _ in own])
-    users = np.concatenate([_users_of(data, client) for client in receipts.clients])
+    users = _users_of(data, receipts.clients)
     guesses = [inferred.guesses.get(user, NOTHING) for user in users]
     lists = [own[user] for user in users]
     claims = [(guess.items, guess.values) for guess in guesses]
@@ -356,17 +358,6 @@ def measure_leak(
     )
 
 
-def _check_numbers(n_rounds, max_clients, cohort, differences):
-    values = {"n_rounds": n_rounds, "max_clients": max_clients}
-    values |= {"cohort": cohort, "differences": differences}
-    checked("measure_leak", limits_of(measure_leak), **values)
-    if differences == "next round" and n_rounds < 2:
-        raise ValueError(
-            'differences="next round" subtracts the sums of two rounds, but n_rounds=1; set '
-            "n_rounds=2 or more."
-        )
-
-
 def _watch_all(estimator, n_rounds):
     """Return a copy of the estimator in which all clients upload in every round."""
     federation = clone(estimator._setting())._set(dropout=0.0, schedule=None)
@@ -383,7 +374,8 @@ def _watch_all(estimator, n_rounds):
 
 def _receipts(model, n_clients, n_rounds, max_clients, cohort, differences):
     """Return an empty record of what the server will receive."""
-    if isinstance(cohort, Integral) and cohort > n_clients:
+    size = n_clients if cohort in ("all", None) else cohort
+    if size > n_clients:
         raise ValueError(
             f"cohort={cohort} is more than the {n_clients} clients of X; lower it, or set "
             'cohort="all".'
@@ -392,16 +384,15 @@ def _receipts(model, n_clients, n_rounds, max_clients, cohort, differences):
     is_summed = model._setting().secure_aggregation is not None or differences is not None
     if cohort is None and not is_summed:
         return Singles(np.arange(n_attacked))
-    size = cohort if isinstance(cohort, Integral) else n_clients
     if differences is None:
-        return Groups(n_clients, int(size), n_attacked)
+        return Groups(n_clients, size, n_attacked)
     if size == 1:
         raise ValueError(
             "With cohorts of one client, the second of the two sums that differ by it is empty; "
             "set cohort to 2 or more."
         )
     last = n_rounds - 1 if differences == "next round" else None
-    return Differences(n_clients, int(size), n_attacked, last)
+    return Differences(n_clients, size, n_attacked, last)
 
 
 def _read_along(model, data, n_rounds, receipts):
@@ -433,7 +424,7 @@ def _infer(receipts, model, inversion: Any, data, lists):
     guesses, n_profiles, held, membership, is_isolating = {}, 0, {}, [], True
     singles = {(client,): exchanges for client, exchanges in receipts.singles.items()}
     for clients, exchanges in (receipts.sums | singles).items():
-        users = np.concatenate([_users_of(data, client) for client in clients])
+        users = _users_of(data, clients)
         sizes = len(clients), len(users), data.n_items
         silo = silo_of(inversion, model, exchanges, *sizes)
         common, profiles = silo.common, silo.profiles
@@ -451,13 +442,13 @@ def _infer(receipts, model, inversion: Any, data, lists):
     return Inferred(guesses, n_profiles, held, membership, is_isolating)
 
 
-def _users_of(data, client):
-    return np.arange(*data.client_indptr[client : client + 2])
+def _users_of(data, clients):
+    return np.concatenate([np.arange(*data.client_indptr[one : one + 2]) for one in clients])
 
 
 def _held(data, own, client):
     """Return the items of a client's users, each once."""
-    lists = [own[user][0] for user in _users_of(data, client)]
+    lists = [own[user][0] for user in _users_of(data, [client])]
     return np.unique(np.concatenate(lists)), None
 
 

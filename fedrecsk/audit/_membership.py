@@ -503,13 +503,12 @@ def audit_privacy(
 
 def _noise_of(model, data):
     """Return the noise on each round's sum in units of the clip, and the longest upload."""
-    noises, longest, server = [], 0.0, None
+    noises, longest = [], 0.0
+    server: Any = None
     plan = model._plan()
     for server, _, seen in watch(model, data, plan.rounds(plan.units(data))):
-        if seen.upload is None:
+        if seen.upload is None or seen.message is None:
             continue
-        assert seen.message is not None
-        assert server.releases is not None
         clip = float(seen.message["privacy_terms"].values[0])
         weights = server.releases.mechanism.field_weights or {}
         # Before each client adds its share of the noise.
@@ -527,8 +526,6 @@ def _noise_of(model, data):
             (norms(tile.fields, weights) / n_users[tile.clients]).max(initial=0) for tile in tiles
         ]
         longest = max(longest, float(max(lengths, default=0)) / clip)
-    assert server is not None
-    assert server.releases is not None
     return noises, longest, server.privacy_report(), server.releases.uploads
 
 

@@ -19,6 +19,7 @@ from fedrecsk.audit._leakage import check_is_instance
 from fedrecsk.audit._membership import at_least
 from fedrecsk.data.interactions import encode
 from fedrecsk.metrics import check_rows, evaluate_ranking, hit_rate_at_k
+from fedrecsk.metrics._held_out import table_of
 
 FitAndRank = Callable[[Any, NDArray[Any], NDArray[Any]], ArrayLike]
 
@@ -226,10 +227,10 @@ def placebo(
     data = encode(check_rows(X)[0])
     users, codes = _draw(data, n_users, 1 + n_negatives, check_random_state(random_state))
     ids, candidates = data.user_ids.values[users], data.item_ids.values[codes]
-    test = _table(ids, candidates[:, :1])
+    test = table_of(ids, candidates[:, :1])
     if is_estimator:
         model = clone(fit_and_rank).fit(X) if y is None else clone(fit_and_rank).fit(X, y)
-        others = _table(ids, candidates[:, 1:])
+        others = table_of(ids, candidates[:, 1:])
         scores = evaluate_ranking(model, test, metrics="hit_rate", k=k, negatives=others, X_train=X)
         hit_rate = scores[f"hit_rate@{k}"]
     else:
@@ -269,13 +270,6 @@ def _draw(data, n_users, n_candidates, random):
             )
         codes[row] = random.choice(left, n_candidates, replace=False)
     return users, codes
-
-
-def _table(users, items):
-    """Return rows of a user and its items; of objects if only one kind of ids are strings."""
-    if users.dtype.kind != items.dtype.kind:
-        users, items = users.astype(object), items.astype(object)
-    return np.column_stack([users, items])
 
 
 def _hit_rate(returned, shape, k):

@@ -6,13 +6,16 @@ uploads share, and how the sum of a few clients' uploads is separated into the c
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
+from sklearn.linear_model import orthogonal_mp
 
+from fedrecsk.base._item_weights import whole
 from fedrecsk.protocol.keys import Key
 from fedrecsk.protocol.messages import Message
 from fedrecsk.updates import Update, add_sums
@@ -200,11 +203,10 @@ def by_lines(invert, field, *, tolerance=1e-6, signed=False):
         for own, change in separate_rows(rows, tolerance, signed):
             upload = {field: Update(items[own], change)}
             if field == "item_vectors":
-                whole = np.zeros((n_items, rows.shape[1]))
-                whole[items[own]] = change
-                upload = {field: Update(slice(None), whole)}
-            alone = Exchange(exchange.key, exchange.message, upload)
-            guesses.append(invert(model, [alone], n_items))
+                alone = np.zeros((n_items, rows.shape[1]))
+                alone[items[own]] = change
+                upload = {field: Update(slice(None), alone)}
+            guesses.append(invert(model, [exchange._replace(upload=upload)], n_items))
         return guesses
 
     return separate
@@ -291,23 +293,12 @@ def combinations_of(found, rows, error):
     if len(found) <= found.shape[1]:
         parts = np.linalg.lstsq(found.T, rows.T)[0].T
     else:
-        parts = _match(found, rows)
+        n_lines = min(MOST_AT_ONCE, len(found))
+        # It warns where fewer lines are enough.
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+            parts = orthogonal_mp(found.T, rows.T / size, n_nonzero_coefs=n_lines)
+        parts = (parts.reshape(len(found), -1) * size).T
     parts[np.linalg.norm(rows - parts @ found, axis=1) > error * size] = 0
-    return parts
-
-
-def _match(found, rows):
-    """Return coefficients by orthogonal matching pursuit, row by row."""
-    parts = np.zeros((len(rows), len(found)))
-    for row, part in zip(rows, parts, strict=True):
-        left, chosen = row, []
-        for _ in range(min(MOST_AT_ONCE, len(found))):
-            if np.linalg.norm(left) <= 1e-6 * np.linalg.norm(row):
-                break
-            chosen.append(int(np.abs(found @ left).argmax()))
-            fit = np.linalg.lstsq(found[chosen].T, row)[0]
-            left = row - fit @ found[chosen]
-        part[chosen] = fit if chosen else 0.0
     return parts
 
 
@@ -322,10 +313,7 @@ def any_order(upload, n_items):
 
 def matrix_of_pairs(upload, n_items):
     """Return the sum of pairs as a symmetric matrix."""
-    pairs, upper = np.zeros((n_items, n_items)), np.triu_indices(n_items)
-    numbers = upper[1] * (upper[1] + 1) // 2 + upper[0]
-    pairs[upper] = pairs.T[upper] = any_order(upload, n_items)[numbers]
-    return pairs
+    return whole(any_order(upload, n_items), n_items)
 
 
 def by_pairs(model, exchanges, n_items):

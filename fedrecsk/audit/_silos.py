@@ -113,12 +113,10 @@ def auc_of_membership(silo, lists, is_member, n_items):
     if is_member.all():
         return 0.5
     if silo.pairs is None:
-        claimed = np.zeros(n_items)
-        claimed[silo.common.items] = 1
-        inside = [claimed[one].mean() if len(one) else 0.0 for one in lists]
+        inferred = (np.isin(one, silo.common.items) for one in lists)
     else:
-        inside = [silo.pairs[np.ix_(one, one)].mean() if len(one) else 0.0 for one in lists]
-    scores = np.array(inside)
+        inferred = (silo.pairs[np.ix_(one, one)] for one in lists)
+    scores = np.array([one.mean() if one.size else 0.0 for one in inferred])
     if silo.profiles:
         scores = scores + similarities(lists, [one.items for one in silo.profiles], n_items).max(1)
     return float(roc_auc_score(is_member, scores))

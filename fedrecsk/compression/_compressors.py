@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -187,14 +186,7 @@ class BlockCompressor(Compressor):
         """Return the counts of a Compressed for one message, or arrays for many."""
 
     @abstractmethod
-    def _receive(
-        self,
-        indptr: np.ndarray,
-        n_rows: np.ndarray,
-        matrix: np.ndarray,
-        is_finite: np.ndarray,
-        generators: Iterable[np.random.Generator],
-    ) -> np.ndarray | None:
+    def _receive(self, indptr, n_rows, matrix, is_finite, generators) -> np.ndarray | None:
         """Put what the server reconstructs in the place of the changes, client by client.
 
         Client c has the rows ``indptr[c]:indptr[c + 1]`` of `matrix`, and sends `n_rows[c]`, of

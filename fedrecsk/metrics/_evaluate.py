@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
 
 from fedrecsk._utils.constraints import AtLeast1, Finite, Seed
 from fedrecsk._utils.parameters import limits_of, suggest
@@ -25,7 +26,6 @@ from fedrecsk.metrics._held_out import (
     Own,
     adapt,
     check_rows,
-    draw_negatives,
     group_negatives,
     hold_out,
     negatives_by,
@@ -384,7 +384,9 @@ class Protocol:
         if given is None and self.n_negatives is None:
             return rank(model, held_out, spec, exclude_seen=self.exclude_seen, ranked=ranked)
         if given is None:
-            negatives = draw_negatives(model, held_out, self.n_negatives, self.random_state)
+            shape = held_out.n_users, self.n_negatives
+            uniform = check_random_state(self.random_state).random_sample(shape)
+            negatives = negatives_by(uniform, model, held_out)
         else:
             negatives = group_negatives(model, held_out, *given)
         n_candidates = np.diff(negatives[0]) + held_out.n_rows

@@ -17,7 +17,7 @@ from scipy import sparse
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
-from sklearn.utils import check_array, check_random_state, column_or_1d
+from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from fedrecsk._utils.given import check_given, check_numbers
@@ -85,20 +85,27 @@ def of_codes(
     `n_items` and `names` (ids of the users, or None); `places` are the users' codes in a model, -1
     for unknown users.
     """
+    names = np.arange(rows.n_users) if rows.names is None else rows.names
+    ids = Ids(names, "user ids"), Ids(np.arange(rows.n_items), "item ids")
+    return _with_relevant_rows(rows, threshold, ids, places, rows.items)
+
+
+def _with_relevant_rows(rows, threshold, ids, users, items, share_repeated=0.0):
+    """Return users who have a relevant row, and their rows, by codes of users and of each row."""
     relevant = rows.values > 0 if threshold is None else rows.values >= threshold
     kept = np.bincount(rows.users[relevant], minlength=rows.n_users) > 0
     counts, mask = np.bincount(rows.users, minlength=rows.n_users), kept[rows.users]
-    names = np.arange(rows.n_users) if rows.names is None else rows.names
+    user_ids, item_ids = ids
     held_out = HeldOut(
-        user_ids=Ids(names[kept], "user ids"),
-        item_ids=Ids(np.arange(rows.n_items), "item ids"),
-        users=places[kept],
+        user_ids=Ids(user_ids.values[kept], user_ids.name),
+        item_ids=item_ids,
+        users=users[kept],
         indptr=np.concatenate([[0], np.cumsum(counts[kept])]),
         own_items=rows.items[mask],
-        items=rows.items[mask],
+        items=items[mask],
         relevant=relevant[mask],
         weights=rows.weights[mask],
-        share_repeated=0.0,
+        share_repeated=share_repeated,
     )
     return np.flatnonzero(kept), held_out
 
@@ -127,35 +134,25 @@ def check_rows(
 def hold_out(model, X, y, sample_weight, threshold=None, new_roles=()):
     """Encode test rows for `model`; raise if none is relevant or the columns are swapped."""
     test = encode(X, y, sample_weight=sample_weight)
-    relevant = test.values > 0 if threshold is None else test.values >= threshold
-    kept = np.add.reduceat(relevant, test.indptr[:-1], dtype=np.int64) > 0
-    if not kept.any():
+    ids = test.user_ids, test.item_ids
+    users, codes = np.full(test.n_users, -1), model.item_ids.codes(test.item_ids.values)
+    if model.user_ids is not None:
+        users = model.user_ids.codes(test.user_ids.values)
+    n_given = X.shape[0] if sample_weight is None else np.count_nonzero(sample_weight)
+    share_repeated = 1 - len(test.items) / n_given
+    items = codes[test.items]
+    kept, held_out = _with_relevant_rows(test, threshold, ids, users, items, share_repeated)
+    if not len(kept):
         needed = "y > 0" if threshold is None else f"y >= {threshold:g}"
         raise ValueError(
             f"No test row is relevant ({needed}), so there is nothing to evaluate; check y, or "
             "change the threshold."
         )
-    counts = np.diff(test.indptr)
-    n_given = X.shape[0] if sample_weight is None else np.count_nonzero(sample_weight)
-    rows = np.repeat(kept, counts)
-    user_ids, own_items = Ids(test.user_ids.values[kept], test.user_ids.name), test.items[rows]
-    users = np.full(len(user_ids), -1)
-    codes = model.item_ids.codes(test.item_ids.values)
+    user_ids, users, item_ids = held_out.user_ids.values, held_out.users, test.item_ids.values
     if model.user_ids is not None:
-        users, known = model.user_ids.codes(user_ids.values), (model.user_ids, model.item_ids)
-        check_order(user_ids.values, test.item_ids.values, (users, codes), known)
-    warn_if_unknown(model, user_ids.values, users, test.item_ids.values, codes, new_roles)
-    return HeldOut(
-        user_ids=user_ids,
-        item_ids=test.item_ids,
-        users=users,
-        indptr=np.concatenate([[0], np.cumsum(counts[kept])]),
-        own_items=own_items,
-        items=codes[own_items],
-        relevant=relevant[rows],
-        weights=test.weights[rows],
-        share_repeated=1 - len(test.items) / n_given,
-    )
+        check_order(user_ids, item_ids, (users, codes), (model.user_ids, model.item_ids))
+    warn_if_unknown(model, user_ids, users, item_ids, codes, new_roles)
+    return held_out
 
 
 def warn_if_unknown(
@@ -192,7 +189,7 @@ def warn_of_pairs(model: Any, held_out: HeldOut, *, on_purpose: bool, hides_seen
     """
     relevant = held_out.relevant
     users = np.repeat(held_out.users, held_out.n_rows)[relevant]
-    share = _share_seen(model, users, held_out.items[relevant])
+    share = _n_seen(model, users, held_out.items[relevant]) / len(users)
     if share == 1 and not on_purpose:
         warn(FITTED)
     if share == 1:
@@ -209,7 +206,7 @@ def warn_of_pairs(model: Any, held_out: HeldOut, *, on_purpose: bool, hides_seen
 
 def warn_if_seen(model: Any, users: NDArray[np.int64], items: NDArray[np.int64]) -> None:
     """Warn if a model of this package was fitted to pairs of codes, -1 for unknown."""
-    share = _share_seen(adapt(model), users, items)
+    share = _n_seen(adapt(model), users, items) / len(users)
     if share == 1:
         warn(FITTED)
     elif share > TOLERATED_SHARE:
@@ -219,13 +216,13 @@ def warn_if_seen(model: Any, users: NDArray[np.int64], items: NDArray[np.int64])
         )
 
 
-def _share_seen(model, users, items):
-    """Return the share of pairs of codes, -1 for unknown, that the model was fitted to."""
+def _n_seen(model, users, items):
+    """Count the pairs of codes, -1 for unknown, that the model was fitted to."""
     if model.seen is None:
-        return 0.0
+        return 0
     known = (users >= 0) & (items >= 0)
     pairs = np.ones(known.sum()), (users[known], items[known])
-    return sparse.csr_array(pairs, shape=model.seen.shape).multiply(model.seen).sum() / len(users)
+    return int(sparse.csr_array(pairs, shape=model.seen.shape).multiply(model.seen).sum())
 
 
 # ----------------------------------------------------------------------------- ranking
@@ -342,14 +339,8 @@ def top_k(scores: np.ndarray, k: int) -> NDArray[np.int64]:
 # ----------------------------------------------------------------------------- negatives
 
 
-def draw_negatives(model, held_out, n_negatives, random_state):
-    """Draw items per user, neither seen nor under test; return indptr and item codes."""
-    shape = held_out.n_users, n_negatives
-    return negatives_by(check_random_state(random_state).random_sample(shape), model, held_out)
-
-
 def negatives_by(uniform, model, held_out):
-    """Return the negatives that draws in [0, 1) stand for, (n_users, n_negatives)."""
+    """Return indptr and codes of items, neither seen nor under test, by draws in [0, 1)."""
     n_items, n_negatives = len(model.item_ids), uniform.shape[1]
     items = np.empty(uniform.shape, dtype=np.int64)
     left, taken = np.empty(n_items, dtype=np.int64), np.empty(n_items, dtype=bool)
@@ -443,23 +434,13 @@ def group_negatives(model, held_out, users, items):
             "The model knows none of the given negatives, so test items have nothing to be ranked "
             f"among. Give item ids as in fit, such as {model.item_ids.values[0]!s}."
         )
-    n_rated = tested.sum() + _n_seen(model, held_out, rows, codes - 1)
+    n_rated = tested.sum() + _n_seen(model, held_out.users[rows], codes - 1)
     if n_rated > TOLERATED_SHARE * len(items):
         warn(
             f"{n_rated} of the {len(items)} given negatives are not negatives: their users have "
             "seen them in fit, or they are in the test rows."
         )
     return indptr, codes - 1
-
-
-def _n_seen(model, held_out, rows, items):
-    if model.seen is None:
-        return 0
-    users = held_out.users[rows]
-    known = (users >= 0) & (items >= 0)
-    n_items = len(model.item_ids)
-    owners, seen_items = model.seen.nonzero()
-    return int(np.isin((users * n_items + items)[known], owners * n_items + seen_items).sum())
 
 
 # ----------------------------------------------------------------------------- recommenders
@@ -573,9 +554,14 @@ class _Peer:
     def _table(self, users, items):
         if self._columns is not None:
             return pd.DataFrame({self._columns[0]: users, self._columns[1]: items})
-        if (users.dtype.kind == "U") != (items.dtype.kind == "U"):
-            users, items = users.astype(object), items.astype(object)
-        return np.column_stack([users, items])
+        return table_of(users, items)
+
+
+def table_of(users: NDArray[Any], items: NDArray[Any]) -> NDArray[Any]:
+    """Return rows of a user and its items; of objects if only one kind of ids are strings."""
+    if (users.dtype.kind == "U") != (items.dtype.kind == "U"):
+        users, items = users.astype(object), items.astype(object)
+    return np.column_stack([users, items])
 
 
 class _Plain(_Peer):

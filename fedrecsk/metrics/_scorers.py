@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -290,49 +291,35 @@ def _means(results, name):
 
 
 def _mean_bytes(directions, model):
-    ledger = _ledger(model)
-    if ledger is None:
-        return 0.0
+    ledger = model.communication_
     return sum(getattr(ledger, f"client_bytes_{one}").mean() for one in directions)
 
 
-def _rounds(model):
-    return 0 if _ledger(model) is None else model.n_rounds_
-
-
-def _hours(model):
-    ledger = _ledger(model)
-    return 0.0 if ledger is None else ledger.hours
-
-
 def _epsilon(model):
-    # A centralised fit reads all data in plaintext.
-    if _ledger(model) is None or not hasattr(model, "privacy_"):
-        return float("inf")
-    return model.privacy_.epsilon
-
-
-def _ledger(model):
-    ledger = getattr(model, "communication_", None)
-    if ledger is None and hasattr(model, "federation"):
-        raise ValueError(
-            f"{type(model).__name__} has no communication_ yet: costs are known only after the "
-            "fit, so they cannot be monitored while it runs; history_ can."
-        )
-    return ledger
+    # The sum of federated and centralised models has a ledger, but no report.
+    return model.privacy_.epsilon if hasattr(model, "privacy_") else np.inf
 
 
 class CostScorer(RecommenderScorer):
     """A cost of the fit as a negative number, because scikit-learn maximises scores."""
 
-    def __init__(self, name: str, cost: Callable[[Any], float]) -> None:
+    def __init__(
+        self, name: str, cost: Callable[[Any], float], *, of_centralised: float = 0.0
+    ) -> None:
         super().__init__(cost)
-        self._name = name
+        self._name, self._of_centralised = name, of_centralised
 
     def _score(self, method_caller, estimator, X, y_true=None, *, sample_weight=None):
         # A federated search counts what it has cost itself.
         model = estimator if hasattr(estimator, "communication_") else unwrap(estimator)[1]
-        return -float(self._score_func(model))
+        if hasattr(model, "communication_"):
+            return -float(self._score_func(model))
+        if hasattr(model, "federation"):
+            raise ValueError(
+                f"{type(model).__name__} has no communication_ yet: costs are known only after the "
+                "fit, so they cannot be monitored while it runs; history_ can."
+            )
+        return -self._of_centralised
 
     def _accept_sample_weight(self):
         return False
@@ -375,16 +362,16 @@ bytes_scorer: CostScorer = CostScorer(
 From and to the server and other clients.
 """
 
-rounds_scorer: CostScorer = CostScorer("rounds_scorer", _rounds)
+rounds_scorer: CostScorer = CostScorer("rounds_scorer", attrgetter("n_rounds_"))
 """Number of communication rounds of the fit, as a negative number. 0 for a centralised model."""
 
-hours_scorer: CostScorer = CostScorer("hours_scorer", _hours)
+hours_scorer: CostScorer = CostScorer("hours_scorer", attrgetter("communication_.hours"))
 """Hours of the fit by the simulated clock, as a negative number. 0 for a centralised model.
 
 NaN without ``Federation(devices=...)``.
 """
 
-epsilon_scorer: CostScorer = CostScorer("epsilon_scorer", _epsilon)
+epsilon_scorer: CostScorer = CostScorer("epsilon_scorer", _epsilon, of_centralised=np.inf)
 """Total privacy loss of the client with the largest loss, as a negative number.
 
 Taken from `privacy_`: epsilon over all coordinates and uploads of that client. Infinite if

@@ -23,7 +23,6 @@ from fedrecsk.protocol.messages import Rows
 if TYPE_CHECKING:
     from fedrecsk.selection._noise import Noise
 
-
 # The first cut comes after a tenth of a fit's rounds at the earliest: after fewer, step sizes lead
 # that lose later. The last one leaves a quarter for the winner, which then learns from all rows.
 # Chosen on validation rows of MovieLens-100k, see docs/choices.md.
@@ -130,8 +129,8 @@ class Halving(Generic[C]):
         self.started: list[C] = list(candidates)
         self.alive: list[C] = list(candidates)
         self.is_over, self.n_rounds = False, 0
-        # For each cut, the candidates with their scores; for each round, how many there were.
-        self.cuts: list[tuple[int, list[C], list[float]]] = []
+        # For each cut, its round and the candidates' scores; for each round, how many there were.
+        self.cuts: list[tuple[int, dict[C, float]]] = []
         self.n_alive: list[int] = []
         # What they have sent in this step, see SideBySide.
         self._sent: dict[bytes, int] = {}
@@ -179,17 +178,17 @@ class Halving(Generic[C]):
 
     def _cut(self):
         """Keep the best candidates, after the last round that all of them have run."""
-        scores = [one.score for one in self.started]
-        if np.isnan(scores).all():
+        scores = {one: one.score for one in self.started}
+        values = np.array([*scores.values()])
+        if np.isnan(values).all():
             raise ValueError(
                 "No client has evaluated a candidate; raise validation_fraction, or lower dropout."
             )
-        self.cuts.append((self.n_rounds, self.started, scores))
+        self.cuts.append((self.n_rounds, scores))
         is_last = len(self.rungs) == 1
         n_kept = 1 if is_last else -(-len(self.started) // self.factor)
         # NaN comes last, and of equals the first candidate first.
-        order = np.argsort(-np.array(scores), kind="stable")
-        ranked = [self.started[place] for place in order]
+        ranked = [self.started[place] for place in np.argsort(-values, kind="stable")]
         default, kept = self.candidates[0], ranked[:n_kept]
         if not is_last and default in self.alive and default not in kept:
             kept[-1] = default
@@ -216,28 +215,24 @@ class Halving(Generic[C]):
                 FitFailedWarning,
             )
         rows = [
-            (number, n_rounds, one.params, score)
-            for number, (n_rounds, started, scores) in enumerate(self.cuts)
-            for one, score in sorted(
-                zip(started, scores, strict=True), key=lambda two: self.candidates.index(two[0])
-            )
+            (number, n_rounds, one.params, scores[one])
+            for number, (n_rounds, scores) in enumerate(self.cuts)
+            for one in self.candidates
+            if one in scores
         ]
-        numbers, resources, params, scores = map(list, zip(*rows, strict=True))
-        ranks = rankdata(-np.nan_to_num(scores, nan=-np.inf), method="min").astype(np.int32)
+        numbers, resources, params, values = map(list, zip(*rows, strict=True))
+        ranks = rankdata(-np.nan_to_num(values, nan=-np.inf), method="min").astype(np.int32)
         results = {
             "iter": np.array(numbers),
             "n_resources": np.array(resources),
             **_masked(params),
             "params": params,
-            "mean_test_score": np.array(scores),
+            "mean_test_score": np.array(values),
             "rank_test_score": ranks,
         }
-        best = next(
-            place
-            for place, row in enumerate(rows)
-            if row[0] == numbers[-1] and row[2] is self.leader.params
-        )
-        noise, n_candidates = self.leader.noise, [len(started) for _, started, _ in self.cuts]
+        # The leader's last row is of the last cut.
+        best = max(place for place, one in enumerate(params) if one is self.leader.params)
+        noise, n_candidates = self.leader.noise, [len(scores) for _, scores in self.cuts]
         ledgers = [Ledger.side_by_side([one.ledger for one in self.candidates])]
         reports = [one.privacy for one in self.candidates]
         if noise is not None:
@@ -251,9 +246,9 @@ class Halving(Generic[C]):
             "cv_results_": results,
             "best_index_": best,
             "best_params_": self.leader.params,
-            "best_score_": scores[best],
+            "best_score_": values[best],
             "n_candidates_": n_candidates,
-            "n_resources_": [n_rounds for n_rounds, _, _ in self.cuts],
+            "n_resources_": [n_rounds for n_rounds, _ in self.cuts],
             "n_iterations_": len(self.cuts),
             "n_rounds_": n_rounds,
             "refit_": how,
@@ -264,7 +259,7 @@ class Halving(Generic[C]):
 
     def _history(self, ledger):
         """Return a dict for each round, from the ledger of all candidates."""
-        best = {n_rounds: np.nanmax(scores) for n_rounds, _, scores in self.cuts}
+        best = {n_rounds: np.nanmax([*scores.values()]) for n_rounds, scores in self.cuts}
         rows = []
         for entry in ledger.entries:
             number = entry["round"]

@@ -344,11 +344,6 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
         """Which rows clients hold out."""
         return HoldOut(self.validation_fraction, latest=self.validation_rows == "latest")
 
-    def _is_seeded(self):
-        """Return whether a seed is given, by which a search can be repeated."""
-        method = self.estimator[-1] if isinstance(self.estimator, Pipeline) else self.estimator
-        return self.random_state is not None or method.random_state is not None
-
     def _params(self, rng, method, prefix):
         """Return the parameters of the candidates, first those that the estimator has."""
         spaces, n_others = self.param_distributions, self.n_candidates - 1
@@ -391,7 +386,9 @@ class FederatedSearch(MetaEstimatorMixin, CallbackSupportMixin, PlainParameters)
             plan = {"rungs": rungs, "factor": self.factor, "refit": self.refit}
             noise = noise_of_a_search(candidates, mechanism, self.epsilon_scores, **plan)
         # The noise of fits with the same seed must not be known to clients, who know the seed.
-        is_secret = noise is not None and not self._is_seeded()
+        own = self.estimator[-1] if isinstance(self.estimator, Pipeline) else self.estimator
+        is_seeded = self.random_state is not None or own.random_state is not None
+        is_secret = noise is not None and not is_seeded
         for one in candidates:
             one.begin(noise, self._holds_out, is_secret=is_secret)
         return rungs, scoring

@@ -10,22 +10,20 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrecsk.updates._sparse_rows import SparseRows
-
-if TYPE_CHECKING:
-    from fedrecsk.updates._sparse_rows import FieldSpec, Update
+from fedrecsk.updates._sparse_rows import FieldSpec, SparseRows, Update
 
 # Memory for the whole matrices of the clients that are processed together.
 TILE_BYTES = 64 * 2**20
 # Less where they have a default, and are written out: what stays in caches is faster.
 WRITTEN_BYTES = 16 * 2**20
+# Arrays of ClientUpdates whose last axis is the client.
+OF_CLIENTS = "sends", "clients", "arrives", "accepted", "sizes"
 
 
 class Summed(NamedTuple):
@@ -171,15 +169,9 @@ class ClientUpdates:
         """Take the single updates of the clients of a mask."""
         if who.all():
             return self
-        return replace(
-            self,
-            fields={name: rows.take(who) for name, rows in self.fields.items()},
-            sends=self.sends[who],
-            clients=self.clients[who],
-            arrives=self.arrives[who],
-            accepted=self.accepted[who],
-            sizes=self.sizes[:, who],
-        )
+        fields = {name: rows.take(who) for name, rows in self.fields.items()}
+        of_clients = {name: getattr(self, name)[..., who] for name in OF_CLIENTS}
+        return replace(self, fields=fields, **of_clients)
 
     def tiles(self) -> Iterator[ClientUpdates]:
         """Cut the single updates so that a tile's whole matrices fit into `TILE_BYTES`."""
@@ -254,16 +246,18 @@ def joined(parts: Iterable[ClientUpdates]) -> ClientUpdates:
         rest.append(replace(part, fields={}))
     if len(rest) == 1:
         return replace(rest[0], fields=sums)
-    names = "sends", "clients", "arrives", "accepted", "sizes"
-    # The last axis is the client.
-    whole = {name: np.concatenate([getattr(p, name) for p in rest], axis=-1) for name in names}
-    return replace(rest[0], fields=sums, counts=counts, **whole)
+    return replace(rest[0], fields=sums, counts=counts, **_arrays_of_clients(rest))
+
+
+def _arrays_of_clients(parts):
+    """Put the arrays of all clients one after the other."""
+    arrays = {name: [getattr(one, name) for one in parts] for name in OF_CLIENTS}
+    return {name: np.concatenate(array, axis=-1) for name, array in arrays.items()}
 
 
 def weighted(parts: Sequence[ClientUpdates], weights: Sequence[float]) -> ClientUpdates:
     """Add up the updates of several rounds, sums or single ones, those of each times its weight."""
-    names, sums = ("sends", "clients", "arrives", "accepted", "sizes"), {}
-    whole = {n: np.concatenate([getattr(p, n) for p in parts], axis=-1) for n in names}
+    sums: dict[str, np.ndarray] = {}
     accepted = [(w, part) for w, part in zip(weights, parts, strict=True) if part.accepted.any()]
     for weight, part in accepted:
         if part.is_sum:
@@ -275,7 +269,7 @@ def weighted(parts: Sequence[ClientUpdates], weights: Sequence[float]) -> Client
         for name in parts[0].specs:
             rows = [part.fields[name] for _, part in single]
             add_sums(sums, {name: _weighted_total(rows, by_part, by_client)})
-    return replace(parts[0], fields=sums, **whole)
+    return replace(parts[0], fields=sums, **_arrays_of_clients(parts))
 
 
 def _weighted_total(parts, weights, by_client):
@@ -324,22 +318,19 @@ class HeldUpdates:
     def __init__(
         self, updates: ClientUpdates, stages: Sequence[Stage], accepted: NDArray[np.bool_]
     ) -> None:
-        self._everyone = updates
+        self._everyone, self._accepted, self._stages = updates, accepted, stages
+        # The accepted clients' updates, and the stages that these have still to pass.
         self._updates: ClientUpdates = updates.take(accepted)
-        self._stages = stages
-        self._kept: ClientUpdates | None = None
+        self._left = stages
         self.clients: NDArray[np.int64] = self._updates.clients
         self.specs: dict[str, FieldSpec] = updates.specs
 
     def tiles(self) -> Iterator[ClientUpdates]:
         """Compute the accepted clients' updates, tile by tile."""
-        if self._kept is not None:
-            yield self._kept
-            return
-        for tile in self._updates.tiles() if self._stages else [self._updates]:
-            done = through(tile, self._stages)
+        for tile in self._updates.tiles() if self._left else [self._updates]:
+            done = through(tile, self._left)
             if len(tile.clients) == len(self.clients):
-                self._kept = done
+                self._updates, self._left = done, []
             yield done
 
     def each(self, function: Callable[[ClientUpdates], Any]) -> Iterator[Any]:
@@ -354,20 +345,15 @@ class HeldUpdates:
             add_sums(sums, more)
         return sums
 
-    @property
-    def _computed(self):
-        """Return updates, and the stages that they have still to pass."""
-        return (self._updates, self._stages) if self._kept is None else (self._kept, [])
-
     def before(self, n_last: int) -> HeldUpdates:
         """Return the accepted clients' updates before the last stages."""
         stages = self._stages[: len(self._stages) - n_last]
-        return HeldUpdates(self._updates, stages, np.ones(len(self.clients), dtype=bool))
+        return HeldUpdates(self._everyone, stages, self._accepted)
 
     def then(self, stage: Stage) -> HeldUpdates:
         """Return the accepted clients' updates after another stage."""
-        updates, stages = self._computed
-        return HeldUpdates(updates, [*stages, stage], np.ones(len(self.clients), dtype=bool))
+        everyone = np.ones(len(self.clients), dtype=bool)
+        return HeldUpdates(self._updates, [*self._left, stage], everyone)
 
     def sent(self, client: int) -> ClientUpdates:
         """Compute what one client sends, by its place among all, even if it is not accepted."""
@@ -376,8 +362,8 @@ class HeldUpdates:
 
     def single(self, client: int) -> ClientUpdates:
         """Compute the update of one accepted client, by its place among them."""
-        updates, stages = self._computed
-        return through(updates.take(np.arange(len(self.clients)) == client), stages)
+        alone = self._updates.take(np.arange(len(self.clients)) == client)
+        return through(alone, self._left)
 
 
 def through(updates: ClientUpdates, stages: Sequence[Stage]) -> ClientUpdates:
@@ -400,15 +386,14 @@ class RoundUpdates:
     def __init__(self, held: Sequence[HeldUpdates]) -> None:
         self.held = held
         codes = np.concatenate([one.clients for one in held])
-        self.codes: NDArray[np.int64] = np.sort(codes)
-        places = np.empty(len(codes), dtype=np.int64)
-        places[np.argsort(codes, kind="stable")] = np.arange(len(codes))
-        self._places = np.split(places, np.cumsum([len(one.clients) for one in held])[:-1])
+        self._starts = np.cumsum([0] + [len(one.clients) for one in held])
+        self._order = np.argsort(codes, kind="stable")
+        self.codes: NDArray[np.int64] = codes[self._order]
 
     @property
     def n_clients(self) -> int:
         """Number of accepted clients."""
-        return sum(len(places) for places in self._places)
+        return len(self.codes)
 
     @property
     def all_specs(self) -> dict[str, FieldSpec]:
@@ -464,18 +449,10 @@ class RoundUpdates:
         """Return the updates after another stage."""
         return RoundUpdates([one.then(stage) for one in self.held])
 
-    @cached_property
-    def _where(self):
-        """Return the number of the HeldUpdates, and the place in it, of each client."""
-        where = np.empty((self.n_clients, 2), dtype=np.int64)
-        for number, places in enumerate(self._places):
-            where[places, 0], where[places, 1] = number, np.arange(len(places))
-        return where
-
     def one(self, place: int) -> ClientUpdates:
         """Return the update of one client alone."""
-        number, client = self._where[place].tolist()
-        return self.held[number].single(client)
+        number = np.searchsorted(self._starts, self._order[place], side="right") - 1
+        return self.held[number].single(int(self._order[place] - self._starts[number]))
 
     def single(self) -> Iterator[tuple[int, ClientUpdates]]:
         """Yield each client's code and its update alone, in the order of places."""

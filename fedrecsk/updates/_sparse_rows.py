@@ -225,21 +225,14 @@ class SparseRows:
     def listed(cls, updates: Sequence[Update], spec: FieldSpec, **others: Any) -> Self:
         """Make rows from the single updates of clients."""
         everything = np.arange(spec.shape[0])
-        rows = [everything[update.rows] for update in updates]
-        orders = [np.argsort(numbers, kind="stable") for numbers in rows]
-        dtype = np.result_type(spec.sum_dtype, *(update.change.dtype for update in updates))
-        values = [
-            np.asarray(update.change)[order] for update, order in zip(updates, orders, strict=True)
-        ]
-        values.append(np.empty((0, *spec.shape[1:]), dtype=dtype))
-        sizes = [len(numbers) for numbers in rows]
-        return cls(
-            np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]),
-            np.concatenate([n[o] for n, o in zip(rows, orders, strict=True)] + [everything[:0]]),
-            np.concatenate(values).astype(dtype, copy=False),
-            spec=spec,
-            **others,
-        )
+        numbers = [everything[update.rows] for update in updates]
+        sizes = [len(one) for one in numbers]
+        rows = np.concatenate([everything[:0], *numbers])
+        nothing = np.empty((0, *spec.shape[1:]), dtype=spec.sum_dtype)
+        values = np.concatenate([nothing, *(update.change for update in updates)])
+        order = np.lexsort((rows, np.repeat(np.arange(len(sizes)), sizes)))
+        indptr = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        return cls(indptr, rows[order], values[order], spec=spec, **others)
 
     @classmethod
     def joined(cls, parts: Sequence[SparseRows]) -> Self:

@@ -5,7 +5,7 @@ import pytest
 
 from fedrecsk import FedEASE, FedMF, GlobSGD, LightFR, LocALS, RFRec
 from fedrecsk.audit import measure_leak
-from fedrecsk.audit._server_view import Differences, Singles, by_pairs
+from fedrecsk.audit._server_view import Differences, Singles, by_pairs, combinations_of
 from fedrecsk.simulation.run import watch
 from tests.conftest import make_toy
 
@@ -78,6 +78,17 @@ def test_a_sum_over_few_clients_of_locals_is_separated(toy):
     whole = measure_leak(GlobSGD(4, reg_user=1.0, upload="all", random_state=0), *toy, cohort="all")
     assert whole.vectors == 0.0
     assert whole.interactions <= whole.chance["interactions"]
+
+
+def test_rows_are_combinations_of_few_lines_even_of_more_lines_than_columns():
+    lines = np.vstack([np.eye(6), np.full((1, 6), 1 / np.sqrt(6))])
+    parts = np.zeros((5, 7))
+    parts[0, 6], parts[1, 0], parts[2, [1, 4]], parts[3, [3, 6]] = 2, 3, (-1, 2), (4, -1)
+    # Whatever their size.
+    parts[4, [0, 5]] = 1e-9, 5e-9
+    np.testing.assert_allclose(combinations_of(lines, parts @ lines, 1e-3), parts, atol=1e-14)
+    of_all = np.arange(1.0, 7.0)[None] ** 2
+    np.testing.assert_array_equal(combinations_of(lines, of_all, 1e-3), np.zeros((1, 7)))
 
 
 def test_pairs_of_a_sum_give_one_client_after_the_other():
