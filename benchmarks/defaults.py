@@ -1,14 +1,13 @@
-"""Choose factors and penalties: ``python -m benchmarks.locals_defaults COMMAND``.
+"""Choose defaults on many sets: ``python -m benchmarks.defaults COMMAND [--method ...]``.
 
-NDCG@10 over the full catalogue on validation rows, and megabytes for each client, of several
-numbers of factors and penalties of LocALS. `whole`: the last row but one of up to 4,000 users of
-sets with times; a fifth of the rows at random of MovieLens-100k and of 2,000 users of MovieLens-1M;
-and one random row of 4,000 users of generated rows whose 20,000 users fall into 50 groups, each
-with items of its own. `spectral`: the same of FedSpectral. `few`: one random row per user of
-MovieLens-100k with a few random rows per user, and of small generated sets; means over three seeds.
-`newcomers`: users of whom 1, 3, 5 or all rows are folded in, as in ``few_rows choices``. "growing":
-penalties that grow with the number of a user's positives and with that of an item's holders,
-``REG_PIVOT=20``.
+NDCG@10 over the full catalogue on validation rows, and megabytes for each client, of a method's
+settings in `TRIED`, by default LocALS's. `whole`: the last row but one of up to 4,000 users of sets
+with times; a fifth of the rows at random of MovieLens-100k and of 2,000 users of MovieLens-1M; and
+one random row of 4,000 users of generated rows whose 20,000 users fall into 50 groups, each with
+items of its own. `few`: one random row per user of MovieLens-100k with a few random rows per user,
+and of small generated sets; means over three seeds. `newcomers`, of LocALS: users of whom 1, 3, 5
+or all rows are folded in, as in ``few_rows choices``. "growing": penalties that grow with the
+number of a user's positives and with that of an item's holders, ``REG_PIVOT=20``.
 
 Test rows of :mod:`benchmarks.next_item`, :mod:`benchmarks.fedals` and
 :mod:`benchmarks.sparse_defaults` are never ranked, and random splits alone may train on some.
@@ -21,13 +20,13 @@ from __future__ import annotations
 
 import numpy as np
 
+import fedrecsk
 from benchmarks import fedals, few_rows, next_item, sparse_defaults
 from benchmarks._command_line import command_line
 from benchmarks._methods import add_method
 from benchmarks._seeds import choosing, reported, untested
 from benchmarks._variants import variant
 from benchmarks.lightfr import leave_one_out
-from fedrecsk import FedSpectral, LocALS, Popularity
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import LeaveLastOut
@@ -36,22 +35,41 @@ N_TESTED, N_USERS = 4, 2000
 GROWING = {"REG_PIVOT": 20, "reg_user": 8.0, "reg_item": 3.0, "reg_exponent": 0.75}
 SLOWER = {"REG_PIVOT": 20, "reg_user": 10.0, "reg_item": 4.0, "reg_exponent": 0.5}
 TRIED = {
-    "popularity": None,
-    "20 factors": {"n_factors": 20},
-    "64 factors": {"n_factors": 64},
-    "64, 5 rounds": {"n_factors": 64, "n_rounds": 5},
-    "64, penalties 9 and 3": {"n_factors": 64, "reg_user": 9.0, "reg_item": 3.0},
-    "64, alpha 3": {"n_factors": 64, "alpha": 3.0},
-    "64, growing": {"n_factors": 64, **GROWING},
-    "64, growing to 0.5": {"n_factors": 64, **SLOWER},
-}
-SPECTRAL = {
-    "alpha 4, reg_user 30": {"alpha": 4.0, "reg_user": 30.0},
-    "1, 30": {"alpha": 1.0, "reg_user": 30.0},
-    "1, 60": {"alpha": 1.0, "reg_user": 60.0},
-    "1, 120": {"alpha": 1.0, "reg_user": 120.0},
-    "0.25, 60": {"alpha": 0.25, "reg_user": 60.0},
-    "1, 60, 64 factors": {"alpha": 1.0, "reg_user": 60.0, "n_factors": 64},
+    "LocALS": {
+        "popularity": None,
+        "20 factors": {"n_factors": 20},
+        "64 factors": {"n_factors": 64},
+        "64, 5 rounds": {"n_factors": 64, "n_rounds": 5},
+        "64, penalties 9 and 3": {"n_factors": 64, "reg_user": 9.0, "reg_item": 3.0},
+        "64, alpha 3": {"n_factors": 64, "alpha": 3.0},
+        "64, growing": {"n_factors": 64, **GROWING},
+        "64, growing to 0.5": {"n_factors": 64, **SLOWER},
+    },
+    "FedSpectral": {
+        "4, 30": {"alpha": 4.0, "reg_user": 30.0},
+        "1, 30": {"alpha": 1.0, "reg_user": 30.0},
+        "1, 60": {"alpha": 1.0, "reg_user": 60.0},
+        "1, 120": {"alpha": 1.0, "reg_user": 120.0},
+        "0.25, 60": {"alpha": 0.25, "reg_user": 60.0},
+        "1, 60, 64 factors": {"alpha": 1.0, "reg_user": 60.0, "n_factors": 64},
+    },
+    "LightFR": {
+        "4": {"alpha": 4.0},
+        "16": {"alpha": 16.0},
+        "64": {"alpha": 64.0},
+        "auto": {"alpha": "auto"},
+    },
+    "FedEASE": {
+        "1000": {"reg": 1000.0},
+        "300": {"reg": 300.0},
+        "100": {"reg": 100.0},
+        "auto": {"reg": "auto"},
+    },
+    "LocSGD": {
+        "0.3": {"learning_rate": 0.3},
+        "1.2": {"learning_rate": 1.2},
+        "4.8": {"learning_rate": 4.8},
+    },
 }
 # Groups, items of each, items, and users and rows of each.
 GROUPS, OWN, ITEMS, USERS, ROWS = 50, 60, 5000, 20_000, 20
@@ -113,21 +131,23 @@ def few_sets(options):
         yield name, pairs
 
 
-def made(changed, seed, method=LocALS):
+def made(changed, seed, method="LocALS"):
     """An estimator with these parameters and constants."""
-    return Popularity() if changed is None else variant(method, **changed, random_state=seed)
+    if changed is None:
+        return fedrecsk.Popularity()
+    return variant(getattr(fedrecsk, method), **changed, random_state=seed)
 
 
-def table(sets, options, tried=TRIED, method=LocALS):
+def table(sets, options):
     """Print each setting's NDCG@10 and megabytes on each set."""
     print("| data | setting | NDCG@10 | MB up | MB down |\n|---|---|---|---|---|", flush=True)
     for name, pairs in sets:
-        for label, changed in tried.items():
+        for label, changed in TRIED[options.method].items():
             if options.only and label not in options.only:
                 continue
             scores, costs = [], []
             for seed, (train, rows) in zip(choosing(len(pairs)), pairs, strict=True):
-                model = made(changed, seed, method)
+                model = made(changed, seed, options.method)
                 add_method(model)
                 scores.append(evaluate_ranking(model.fit(train), rows)["ndcg@10"])
                 costs.append(_megabytes(model))
@@ -148,11 +168,6 @@ def whole(options):
     table(whole_sets(options), options)
 
 
-def spectral(options):
-    """FedSpectral on validation rows of whole sets."""
-    table(whole_sets(options), options, SPECTRAL, FedSpectral)
-
-
 def few(options):
     """Validation rows of sets with few rows per user."""
     table(few_sets(options), options)
@@ -163,20 +178,21 @@ def newcomers(options):
     for name in ("100k", "100k-thin"):
         few_rows.head(name)
         splits = [(s, *few_rows.parts(name, options, s, 1)) for s in choosing(2)]
-        for label, changed in TRIED.items():
+        for label, changed in TRIED["LocALS"].items():
             fits = [(made(changed, s).fit(fitted), rest) for s, fitted, *rest in splits]
             few_rows.show(label, [few_rows.gains(model, *rest) for model, rest in fits])
 
 
 def main(argv=None):
     """Print one of the tables."""
-    commands = {f.__name__: f for f in (whole, few, newcomers, spectral)}
-    parser = command_line("locals_defaults", __doc__)
+    commands = {f.__name__: f for f in (whole, few, newcomers)}
+    parser = command_line("defaults", __doc__)
     parser.add_argument("command", choices=commands)
     data = list(next_item.FILES)
     parser.add_argument("--data", nargs="+", choices=data, default=data[::-1])
     parser.add_argument("--data-home")
-    parser.add_argument("--only", nargs="+", choices=[*TRIED, *SPECTRAL], help="settings to run")
+    parser.add_argument("--method", choices=TRIED, default="LocALS")
+    parser.add_argument("--only", nargs="+", help="settings to run")
     options = parser.parse_args(argv)
     commands[options.command](options)
 
