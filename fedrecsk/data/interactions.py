@@ -179,15 +179,7 @@ class Interactions(Population):
 
     def take(self, mask: NDArray[np.bool_]) -> Interactions:
         """Keep the ratings where `mask` is true, and all users, items and clients."""
-        kept = np.concatenate([[0], np.cumsum(mask)])
-        return replace(
-            self,
-            indptr=kept[self.indptr],
-            items=self.items[mask],
-            values=self.values[mask],
-            weights=self.weights[mask],
-            times=None if self.times is None else self.times[mask],
-        )
+        return taken(self, mask)
 
     def fingerprint(self) -> bytes:
         digest = hashlib.blake2b(digest_size=16)
@@ -208,6 +200,19 @@ class Interactions(Population):
 
     def seen(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         return self.indptr, self.items
+
+
+def taken(rows: Any, mask: NDArray[np.bool_]) -> Any:
+    """Return interactions or a block with the ratings of a mask, and all users and items."""
+    kept = np.concatenate([[0], np.cumsum(mask)])
+    return replace(
+        rows,
+        indptr=kept[rows.indptr],
+        items=rows.items[mask],
+        values=rows.values[mask],
+        weights=rows.weights[mask],
+        times=None if rows.times is None else rows.times[mask],
+    )
 
 
 def encode(
