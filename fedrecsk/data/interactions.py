@@ -357,12 +357,11 @@ def _merge(users, items, values, weights, times, shape):
     repeats = np.zeros(len(order), dtype=bool)
     np.equal(sorted_items[1:], sorted_items[:-1], out=repeats[1:])
     repeats[indptr[:-1]] = False
-    if not repeats.any():
-        values = np.ones(len(order)) if values is None else _floats(values)[order]
-        weights = np.ones(len(order)) if weights is None else weights[order]
-        return indptr, sorted_items, values, weights, None if times is None else times[order]
-    values = np.ones(len(order)) if values is None else _floats(values)
+    values = np.ones(len(order)) if values is None else np.asarray(values, dtype=np.float64)
     weights = np.ones(len(order)) if weights is None else weights
+    if not repeats.any():
+        times = None if times is None else times[order]
+        return indptr, sorted_items, values[order], weights[order], times
     # Repeated pairs are sorted by value and weight, so that sums do not depend on row order.
     starts = np.flatnonzero(~repeats)
     several = np.flatnonzero(repeats | np.append(repeats[1:], False))
@@ -375,10 +374,6 @@ def _merge(users, items, values, weights, times, shape):
     # fmax: a missing time says nothing about the others.
     times = None if times is None else np.fmax.reduceat(times[order], starts)
     return kept[indptr], sorted_items[starts], mean, total, times
-
-
-def _floats(values):
-    return np.asarray(values, dtype=np.float64)
 
 
 def _by_user_and_item(users, items, shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
