@@ -36,10 +36,6 @@ DTYPES = frozenset(
 )
 
 
-# What is sent of the place of a client.
-PLACE = "clients", "first_users", "shared", "n_clients", "n_users"
-
-
 # ------------------------------------------------------------------------------- bytes
 
 
@@ -313,21 +309,18 @@ def check_registration(registration: Registration, n_items: int) -> None:
 
 def place_head(place: ClientCodes) -> Head:
     """Return what is sent of the place of one client."""
-    return {
-        "clients": place.clients.tolist(),
-        "first_users": place.first_users.tolist(),
-        "shared": int(place.shared.seed),
-        "n_clients": int(place.n_clients),
-        "n_users": int(place.n_users),
-    }
+    numbers = place._replace(shared=place.shared.seed)._asdict()
+    return {name: np.asarray(one).tolist() for name, one in numbers.items()}
 
 
 def place_of(head: object) -> ClientCodes:
     """Return an untrusted place of one client; raise MalformedMessage if it is none."""
     try:
-        (client,), (first_user,), *numbers = (head[part] for part in PLACE)
+        (client,), (first_user,), *numbers = (head[part] for part in ClientCodes._fields)
     except (TypeError, KeyError, ValueError) as error:
-        raise MalformedMessage(f"A place has {', '.join(PLACE)} of one client.") from error
+        raise MalformedMessage(
+            f"A place has {', '.join(ClientCodes._fields)} of one client."
+        ) from error
     every = client, first_user, *numbers
     if not all(type(one) is int and -(2**63) <= one < 2**63 for one in every):
         raise MalformedMessage("The numbers of a place must be integers below 2**63.")
