@@ -215,6 +215,12 @@ def taken(rows: Any, mask: NDArray[np.bool_]) -> Any:
     )
 
 
+def runs(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """Return runs of consecutive integers, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(np.sum(lengths))
+
+
 def encode(
     X: Any,
     y: NDArray[Any] | None = None,
