@@ -40,8 +40,11 @@ def read(file: Path, take: Callable[[IO[bytes]], T]) -> T | None:
     check_own(file)
     with open(file, "rb") as opened:
         size = os.fstat(opened.fileno()).st_size - N_DIGEST
-        if size < 0 or digest_of(opened, size).digest() != opened.read():
-            raise ValueError(damaged(file))
+        if size < 0 or _digest_of(opened, size) != opened.read():
+            raise ValueError(
+                f"{file} is damaged: its digest is wrong. Restore {file.parent} from a copy, or "
+                "delete the folder and begin again."
+            )
         opened.seek(0)
         return take(opened)
 
@@ -51,10 +54,11 @@ def write(file: Path, put: Callable[[Any], object]) -> None:
     # Temporary files can only be read by their owner.
     draft, path = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
     try:
-        with os.fdopen(draft, "wb") as opened:
-            digesting = Digesting(opened)
-            put(digesting)
-            opened.write(digesting.digest.digest())
+        with os.fdopen(draft, "w+b") as opened:
+            put(opened)
+            size = opened.tell()
+            opened.seek(0)
+            opened.write(_digest_of(opened, size))
             opened.flush()
             os.fsync(opened.fileno())
         os.replace(path, file)
@@ -63,40 +67,19 @@ def write(file: Path, put: Callable[[Any], object]) -> None:
         raise
 
 
-class Digesting:
-    """Writes to a file, and computes the digest of what was written."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.digest = blake2b(digest_size=N_DIGEST)
-
-    def write(self, content: Any) -> None:
-        """Write some bytes."""
-        self.digest.update(content)
-        self.file.write(content)
-
-
-def digest_of(file: IO[bytes], size: int) -> Any:
+def _digest_of(file, size):
     """Read the next bytes of a file; return their digest."""
     digest = blake2b(digest_size=N_DIGEST)
     while size > 0 and (part := file.read(min(size, 2**20))):
         digest.update(part)
         size -= len(part)
-    return digest
+    return digest.digest()
 
 
 def remove_drafts(folder: Path, pattern: str) -> None:
     """Remove unfinished files with matching names, which killed processes left behind."""
     for draft in folder.glob(f".{pattern}-*"):
         draft.unlink(missing_ok=True)
-
-
-def damaged(file: Path) -> str:
-    """Return the error message for a file whose digest is wrong."""
-    return (
-        f"{file} is damaged: its digest is wrong. Restore {file.parent} from a copy, or delete the "
-        "folder and begin again."
-    )
 
 
 def check_own(path: Path) -> None:

@@ -13,6 +13,7 @@ from fedrecsk._utils.constraints import AtLeast1, From0To1, NotNegative
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk._utils.user_warnings import warn
 from fedrecsk.base._fading import FadingPairs, ages, fading, rates
+from fedrecsk.data.interactions import taken
 from fedrecsk.portable import History, largest
 
 score_kernels: LazyModule = LazyModule("fedrecsk.models._score_kernels")
@@ -209,17 +210,7 @@ def sparse_weights(neighbors, nearness, n_items=None):
 def liked(rows):
     """Return interactions or a block with the rows of y > 0 only, and with all users and items."""
     mask = rows.values > 0
-    if mask.all():
-        return rows
-    kept = np.concatenate([[0], np.cumsum(mask)])
-    return replace(
-        rows,
-        indptr=kept[rows.indptr],
-        items=rows.items[mask],
-        values=rows.values[mask],
-        weights=rows.weights[mask],
-        times=None if rows.times is None else rows.times[mask],
-    )
+    return rows if mask.all() else taken(rows, mask)
 
 
 def fades_of(rows, half_life):

@@ -21,7 +21,7 @@ from fedrecsk._utils.user_warnings import warn
 from fedrecsk.cluster import _frames
 from fedrecsk.data.frames import library_of, make_frame
 from fedrecsk.data.ids import Ids, id_array, missing_id, named
-from fedrecsk.data.interactions import as_table, id_columns
+from fedrecsk.data.interactions import as_table, id_columns, runs
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -280,7 +280,7 @@ class Recommends:
         indptr, items = self._seen
         lengths = np.where(users >= 0, indptr[users + 1] - indptr[users], 0)
         rows = np.repeat(np.arange(len(users)), lengths)
-        return rows, items[_runs(indptr[users], lengths)]
+        return rows, items[runs(indptr[users], lengths)]
 
     def _barred(self, users, pairs):
         """Return pairs of these users, as ascending positions in `users` and item codes."""
@@ -414,7 +414,7 @@ class Recommends:
         lengths = _placed(np.diff(indptr), places, np.diff(old_indptr))
         seen_items = np.concatenate([seen_items, items])
         if not new.all():
-            seen_items = seen_items[_runs(starts, lengths)]
+            seen_items = seen_items[runs(starts, lengths)]
         self._seen = np.concatenate([[0], np.cumsum(lengths)]), seen_items
         self._users = self._users.followed_by(ids[new])
         self.user_ids_: NDArray[Any] = self._users.values.copy()
@@ -568,12 +568,6 @@ def _placed(rows, places, old) -> Any:
     grown = np.concatenate([old, rows[places >= len(old)]])
     grown[places] = rows
     return grown
-
-
-def _runs(starts, lengths):
-    """Return the runs of consecutive integers, one after the other."""
-    ends = np.cumsum(lengths)
-    return np.repeat(starts - (ends - lengths), lengths) + np.arange(np.sum(lengths))
 
 
 def _known(ids, asked, role, hint):

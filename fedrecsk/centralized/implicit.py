@@ -479,8 +479,6 @@ class ImplicitBPR(ImplicitRecommender):
 
     def _newcomer(self, items):
         user = np.zeros(self.item_factors_.shape[1])
-        if not len(items):
-            return user
         rng = np.random.default_rng(self._seed)
         n_pairs = len(items) * self.n_epochs_
         liked = rng.choice(items, n_pairs)

@@ -20,9 +20,8 @@ HARMLESS = {"tol", "epsilon"}
 ABSURD = 1e4
 # Parameters to lower when nothing stands out.
 PACES = ("learning_rate", "item_learning_rate")
-# So many training rows are scored at most, and so many at once, to save memory.
+# So many training rows are scored at most.
 SAMPLE = 4000
-AT_ONCE = 64
 # A parameter this many times its default is a suspect, and so are larger weights and ratings.
 FAR = 10
 HEAVY = 1e4
@@ -197,18 +196,13 @@ def _largest_score(data, arrays):
     if users is None or items is None or users.ndim != 2 or users.shape[1:] != items.shape[1:]:
         return 0.0
     rows = np.arange(0, len(data.items), 1 + len(data.items) // SAMPLE)
-    owners = np.searchsorted(data.indptr, rows, side="right") - 1
-    highest = 0.0
-    for start in range(0, len(rows), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        who, what = owners[part], data.items[rows[part]]
-        # In double precision, where products of float32 do not overflow.
-        scores = np.einsum("kd,kd->k", users[who], items[what], dtype=float)
-        for bias, codes in (("user_bias_", who), ("item_bias_", what)):
-            if bias in arrays:
-                scores += arrays[bias][codes]
-        highest = max(highest, float(np.abs(scores).max()))
-    return highest
+    who, what = np.searchsorted(data.indptr, rows, side="right") - 1, data.items[rows]
+    # In double precision, where products of float32 do not overflow.
+    scores = np.einsum("kd,kd->k", users[who], items[what], dtype=float)
+    for bias, codes in (("user_bias_", who), ("item_bias_", what)):
+        if bias in arrays:
+            scores += arrays[bias][codes]
+    return largest(scores)
 
 
 def _scale(estimator, data):

@@ -179,15 +179,7 @@ class Interactions(Population):
 
     def take(self, mask: NDArray[np.bool_]) -> Interactions:
         """Keep the ratings where `mask` is true, and all users, items and clients."""
-        kept = np.concatenate([[0], np.cumsum(mask)])
-        return replace(
-            self,
-            indptr=kept[self.indptr],
-            items=self.items[mask],
-            values=self.values[mask],
-            weights=self.weights[mask],
-            times=None if self.times is None else self.times[mask],
-        )
+        return taken(self, mask)
 
     def fingerprint(self) -> bytes:
         digest = hashlib.blake2b(digest_size=16)
@@ -208,6 +200,25 @@ class Interactions(Population):
 
     def seen(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         return self.indptr, self.items
+
+
+def taken(rows: Any, mask: NDArray[np.bool_]) -> Any:
+    """Return interactions or a block with the ratings of a mask, and all users and items."""
+    kept = np.concatenate([[0], np.cumsum(mask)])
+    return replace(
+        rows,
+        indptr=kept[rows.indptr],
+        items=rows.items[mask],
+        values=rows.values[mask],
+        weights=rows.weights[mask],
+        times=None if rows.times is None else rows.times[mask],
+    )
+
+
+def runs(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """Return runs of consecutive integers, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(np.sum(lengths))
 
 
 def encode(
@@ -352,12 +363,11 @@ def _merge(users, items, values, weights, times, shape):
     repeats = np.zeros(len(order), dtype=bool)
     np.equal(sorted_items[1:], sorted_items[:-1], out=repeats[1:])
     repeats[indptr[:-1]] = False
-    if not repeats.any():
-        values = np.ones(len(order)) if values is None else _floats(values)[order]
-        weights = np.ones(len(order)) if weights is None else weights[order]
-        return indptr, sorted_items, values, weights, None if times is None else times[order]
-    values = np.ones(len(order)) if values is None else _floats(values)
+    values = np.ones(len(order)) if values is None else np.asarray(values, dtype=np.float64)
     weights = np.ones(len(order)) if weights is None else weights
+    if not repeats.any():
+        times = None if times is None else times[order]
+        return indptr, sorted_items, values[order], weights[order], times
     # Repeated pairs are sorted by value and weight, so that sums do not depend on row order.
     starts = np.flatnonzero(~repeats)
     several = np.flatnonzero(repeats | np.append(repeats[1:], False))
@@ -370,10 +380,6 @@ def _merge(users, items, values, weights, times, shape):
     # fmax: a missing time says nothing about the others.
     times = None if times is None else np.fmax.reduceat(times[order], starts)
     return kept[indptr], sorted_items[starts], mean, total, times
-
-
-def _floats(values):
-    return np.asarray(values, dtype=np.float64)
 
 
 def _by_user_and_item(users, items, shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -159,19 +159,17 @@ def _check_same(ours, catalogue):
 
 def _check_values(rows, ids, columns, bounded):
     """Raise for infinite, missing and huge values, or those not in [0, 1] where `bounded`."""
-    if sparse.issparse(rows):
-        values, places = rows.data, rows.indices
-        owners = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
-    else:
-        values, owners = rows.ravel(), np.repeat(np.arange(len(rows)), rows.shape[1])
-        places = np.tile(np.arange(rows.shape[1]), len(rows))
+    # Without zeros, which are always right.
+    entries = sparse.coo_array(rows)
+    values = entries.data
     # Some programs write the lowest float64 for what is missing, whose square is infinite.
     bad = ~((values >= 0) & (values <= 1)) if bounded else ~(abs(values) <= LARGEST)
     if not bad.any():
         return
-    place = int(bad.argmax())
-    column = "" if columns is None else f" in the column {columns[places[place]]!r}"
-    what = f"item_features of item {ids.values[owners[place]]!s} has the value {values[place]:g}"
+    first = int(bad.argmax())
+    item, value = ids.values[entries.row[first]], values[first]
+    column = "" if columns is None else f" in the column {columns[entries.col[first]]!r}"
+    what = f"item_features of item {item!s} has the value {value:g}"
     if not bounded:
         raise ValueError(
             f"{what}{column}; fill in what is missing, for example with "

@@ -473,25 +473,17 @@ def _draw_columns(rng, weights, rows) -> np.ndarray:
 
 def _first_of_each_row(cells, width, n_per_row) -> np.ndarray:
     """Keep the first `n_per_row` different cells of each row."""
-    _, first = np.unique(cells, return_index=True)
-    cells = cells[np.sort(first)]
+    cells = pd.unique(cells)
     rows = cells // width
-    order = np.argsort(rows, kind="stable")
-    begins = np.searchsorted(rows[order], np.arange(len(n_per_row)))
-    place = np.empty(len(cells), dtype=np.int64)
-    place[order] = np.arange(len(cells)) - begins[rows[order]]
+    place = pd.Series(rows).groupby(rows).cumcount().to_numpy()
     return cells[place < n_per_row[rows]]
 
 
 def _rate_the_unrated(items: np.ndarray, n_items: int) -> None:
     """Give each item without a rating a rating of an item that has several, in place."""
     # No pair can occur twice: no user has the new item yet.
-    first = np.full(n_items, -1)
-    first[items[::-1]] = np.arange(len(items))[::-1]
-    unrated = np.flatnonzero(first < 0)
-    is_spare = np.ones(len(items), dtype=bool)
-    is_spare[first[first >= 0]] = False
-    spare = np.flatnonzero(is_spare)[: len(unrated)]
+    unrated = np.flatnonzero(np.bincount(items, minlength=n_items) == 0)
+    spare = np.flatnonzero(pd.Series(items).duplicated())[: len(unrated)]
     items[spare] = unrated[: len(spare)]
 
 

@@ -8,6 +8,7 @@ import json
 import re
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,6 @@ DTYPES = frozenset(
 )
 
 
-# What is sent of the place of a client.
-PLACE = "clients", "first_users", "shared", "n_clients", "n_users"
-
-
 # ------------------------------------------------------------------------------- bytes
 
 
@@ -56,18 +53,22 @@ def pack(head: Head, arrays: Arrays) -> bytes:
     return file.getvalue()
 
 
+@contextmanager
+def _malformed(text):
+    """Raise MalformedMessage if unchecked content causes any error in the block."""
+    try:
+        yield
+    except Exception as error:
+        raise MalformedMessage(text) from error
+
+
 def unpack(content: bytes) -> tuple[Head, Arrays]:
     """Return the head and arrays of untrusted bytes; raise MalformedMessage if they are none."""
-    try:
+    with _malformed("These bytes are not a message of this version of fedrecsk."):
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             n_inside = sum(one.file_size for one in file.infolist())
         if n_inside <= len(content):
             arrays = dict(np.load(io.BytesIO(content), allow_pickle=False))
-    # Any error in reading unchecked bytes is due to the bytes.
-    except Exception as error:
-        raise MalformedMessage(
-            "These bytes are not a message of this version of fedrecsk."
-        ) from error
     if n_inside > len(content):
         raise MalformedMessage("The fields are longer than the message.")
     for name, array in arrays.items():
@@ -75,10 +76,8 @@ def unpack(content: bytes) -> tuple[Head, Arrays]:
             raise MalformedMessage(f"Field {name!r} is not an array of numbers.")
         if array.dtype.kind == "b" and (array.view(np.uint8) > 1).any():
             raise MalformedMessage(f"Field {name!r} has truth values other than 0 and 1.")
-    try:
+    with _malformed("The head of the message is not valid JSON."):
         head = json.loads(arrays.pop("head").tobytes())
-    except (KeyError, ValueError, RecursionError) as error:
-        raise MalformedMessage("The head of the message is not valid JSON.") from error
     if not isinstance(head, dict):
         raise MalformedMessage("The head of the message must be a dict.")
     return head, arrays
@@ -105,7 +104,7 @@ def bundled(head: Head, arrays: Arrays) -> list[tuple[Head, Arrays]]:
     """Return the messages that one holds, none if it is of another kind; they share arrays."""
     if head.get("kind") != TOGETHER:
         return []
-    try:
+    with _malformed("The messages in a message cannot be told apart."):
         parts = [
             (dict(one), {n: arrays[a] for n, a in names.items()}) for one, names in head["parts"]
         ]
@@ -113,9 +112,6 @@ def bundled(head: Head, arrays: Arrays) -> list[tuple[Head, Arrays]]:
         is_plain = all(len(set(map(id, own.values()))) == len(own) for _, own in parts)
         if not is_plain or any(own.keys() & {"head", "file"} for _, own in parts):
             raise ValueError
-    # Any error in reading unchecked parts is due to them.
-    except Exception as error:
-        raise MalformedMessage("The messages in a message cannot be told apart.") from error
     return parts
 
 
@@ -214,10 +210,8 @@ def upload_of(
     head: object, arrays: Arrays, specs: dict[str, FieldSpec], expected: tuple[str, int, int]
 ) -> ClientMessage:
     """Return an untrusted message of a phase, number and client; raise MalformedMessage if none."""
-    try:
+    with _malformed("An upload lacks its phase, round or client."):
         step = head["phase"], head["round"], head["client"]
-    except (TypeError, KeyError) as error:
-        raise MalformedMessage("An upload lacks its phase, round or client.") from error
     if step != expected or not type(step[1]) is type(step[2]) is int:
         raise MalformedMessage(f"it sends {str(step)[:80]} instead of {expected}.")
     parts, extras = {}, {}
@@ -288,11 +282,9 @@ def registration_head(registration: Registration) -> Head:
 
 def registration_of(head: object, n_items: int) -> Registration:
     """Return an untrusted registration of one client; raise MalformedMessage if it is none."""
-    try:
+    with _malformed("A registration has the id and the counts of one client."):
         (name,), *counts = (head[part] for part in Registration._fields)
         counts = [np.array(one) for one in counts]
-    except (TypeError, KeyError, ValueError) as error:
-        raise MalformedMessage("A registration has the id and the counts of one client.") from error
     is_name = type(name) in (str, int, float) and name == name
     if not is_name or (type(name) is int and not -(2**63) <= name < 2**63):
         raise MalformedMessage("A client's id must be a string, or a number below 2**63.")
@@ -313,21 +305,14 @@ def check_registration(registration: Registration, n_items: int) -> None:
 
 def place_head(place: ClientCodes) -> Head:
     """Return what is sent of the place of one client."""
-    return {
-        "clients": place.clients.tolist(),
-        "first_users": place.first_users.tolist(),
-        "shared": int(place.shared.seed),
-        "n_clients": int(place.n_clients),
-        "n_users": int(place.n_users),
-    }
+    numbers = place._replace(shared=place.shared.seed)._asdict()
+    return {name: np.asarray(one).tolist() for name, one in numbers.items()}
 
 
 def place_of(head: object) -> ClientCodes:
     """Return an untrusted place of one client; raise MalformedMessage if it is none."""
-    try:
-        (client,), (first_user,), *numbers = (head[part] for part in PLACE)
-    except (TypeError, KeyError, ValueError) as error:
-        raise MalformedMessage(f"A place has {', '.join(PLACE)} of one client.") from error
+    with _malformed(f"A place has {', '.join(ClientCodes._fields)} of one client."):
+        (client,), (first_user,), *numbers = (head[part] for part in ClientCodes._fields)
     every = client, first_user, *numbers
     if not all(type(one) is int and -(2**63) <= one < 2**63 for one in every):
         raise MalformedMessage("The numbers of a place must be integers below 2**63.")

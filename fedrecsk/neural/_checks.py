@@ -17,6 +17,7 @@ from fedrecsk.neural._layout import (
     Make,
     built,
     check_patterns,
+    explained,
     matching,
     own_settings,
     seeded,
@@ -76,14 +77,10 @@ def _check_layers(module):
 
 
 def _scored(module):
-    try:
-        with torch.no_grad():
-            scores = module(USERS, ITEMS)
-    except Exception as error:
-        raise ValueError(
-            f"The module could not score four pairs of users and items: {type(error).__name__}: "
-            f"{error}. It is called as module(users, items) with two tensors of codes."
-        ) from error
+    what = "The module could not score four pairs of users and items"
+    cure = "It is called as module(users, items) with two tensors of codes."
+    with explained(what, cure), torch.no_grad():
+        scores = module(USERS, ITEMS)
     if not torch.is_tensor(scores) or scores.shape != USERS.shape:
         got = tuple(scores.shape) if torch.is_tensor(scores) else type(scores).__name__
         hint = " Did you forget .squeeze(-1)?" if got == (*USERS.shape, 1) else ""
@@ -130,16 +127,13 @@ def _check_rows(make, module, layout, scores):
         values = parameter.detach()
         stacked[name] = values.expand(4, *values.shape) if rows is None else values[rows, None]
     first = torch.zeros(4, 1, dtype=torch.int64)
-    try:
-        with torch.no_grad():
-            score = vmap(lambda own, *pairs: functional_call(empty, own, pairs))
-            alone = score(stacked, first, first)
-    except Exception as error:
-        raise ValueError(
-            f"The module could not be vectorised over clients: {type(error).__name__}: "
-            f"{str(error).rstrip('.')}. Its forward may use parameters and tensors of codes only, "
-            "without branches on their values and without other tensors."
-        ) from error
+    cure = (
+        "Its forward may use parameters and tensors of codes only, without branches on their "
+        "values and without other tensors."
+    )
+    score = vmap(lambda own, *pairs: functional_call(empty, own, pairs))
+    with explained("The module could not be vectorised over clients", cure), torch.no_grad():
+        alone = score(stacked, first, first)
     with torch.no_grad():
         pairs = [module(USERS[k : k + 1], ITEMS[k : k + 1]) for k in range(len(USERS))]
     if not torch.allclose(torch.cat(pairs), scores, rtol=1e-4, atol=1e-6):
@@ -156,14 +150,12 @@ def _check_rows(make, module, layout, scores):
 
 
 def _check_loss(loss, scores):
-    try:
+    cure = (
+        "It is called as loss(scores, targets) with two tensors of one shape; of a class such as "
+        'nn.MSELoss, give an object: nn.MSELoss(reduction="none").'
+    )
+    with explained("loss could not be computed", cure):
         losses = loss(scores, torch.ones_like(scores))
-    except Exception as error:
-        raise ValueError(
-            f"loss could not be computed: {type(error).__name__}: {error}. It is called as "
-            "loss(scores, targets) with two tensors of one shape; of a class such as nn.MSELoss, "
-            'give an object: nn.MSELoss(reduction="none").'
-        ) from error
     if not torch.is_tensor(losses) or losses.shape != scores.shape:
         got = tuple(losses.shape) if torch.is_tensor(losses) else type(losses).__name__
         raise ValueError(
@@ -218,16 +210,11 @@ def check_optimizer(optimizer: str | Constructor) -> None:
     gradients[:, 1, 2] = 0
     name = getattr(optimizer, "func", optimizer)
     name = getattr(name, "__name__", type(name).__name__)
-    try:
+    what = f"The optimizer {name} could not train a matrix by its gradient alone"
+    with explained(what, 'Use "adam", "sgd" or another optimiser that needs no closure.'):
         stacked = _moved(optimizer, first, gradients)
         numbers = zip(first.ravel(), gradients.flatten(1).T, strict=True)
         alone = torch.stack([_moved(optimizer, *one) for one in numbers]).reshape(first.shape)
-    except Exception as error:
-        raise ValueError(
-            f"The optimizer {name} could not train a matrix by its gradient alone "
-            f'({type(error).__name__}: {error}). Use "adam", "sgd" or another optimiser that '
-            "needs no closure."
-        ) from error
     if not torch.allclose(stacked, alone, rtol=1e-9, atol=1e-12):
         raise ValueError(
             f"The optimizer {name} mixes coordinates: it moves a number by other numbers' "

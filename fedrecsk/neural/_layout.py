@@ -140,16 +140,24 @@ class Layout:
         return rows, part.width // max(1, rows)
 
 
+@contextmanager
+def explained(what: str, cure: str) -> Iterator[None]:
+    """Turn any error of a user's code in the block into one that says what to do."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error).rstrip(".")
+        raise ValueError(f"{what}: {type(error).__name__}: {text}. {cure}") from error
+
+
 def built(make: Make, n_users: int, n_items: int) -> nn.Module:
     """Build a module; the caller has seeded torch's generator."""
-    try:
+    with explained(
+        f"The module could not be built with n_users={n_users} and n_items={n_items}",
+        "Its constructor must accept these two names, for any sizes, and the arguments given to "
+        "Net.",
+    ):
         module = make(n_users=n_users, n_items=n_items)
-    except Exception as error:
-        raise ValueError(
-            f"The module could not be built with n_users={n_users} and n_items={n_items}: "
-            f"{type(error).__name__}: {error}. Its constructor must accept these two names, for "
-            "any sizes, and the arguments given to Net."
-        ) from error
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must return a torch.nn.Module, got {type(module).__name__}.")
     return module

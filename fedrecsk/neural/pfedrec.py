@@ -14,6 +14,7 @@ from torch import nn
 from fedrecsk._utils.constraints import AtLeast1, Positive
 from fedrecsk._utils.docs import documented
 from fedrecsk.data.ids import id_array
+from fedrecsk.data.interactions import runs
 from fedrecsk.neural._averaging import ModuleAlgorithm, ModuleParameters
 from fedrecsk.neural._layout import Recipe
 from fedrecsk.neural._modules import ModuleScores, OwnItemScores
@@ -55,19 +56,15 @@ class PFedRecAlgorithm(PFedRecParameters, ModuleAlgorithm):
         return () if self.personal_items else super().frozen_at_the_end
 
     def own_items(self, block, trained):
-        """Return, for a user of each client at a time, users, items and vectors of its rows."""
+        """Return a list of users, items and vectors of their clients' rows."""
         if not self.personal_items:
             return []
         clients, places = trained.is_row.nonzero()
-        items = trained.items[clients, places]
-        vectors = trained.after[ITEMS][clients, places]
-        first, last = block.client_indptr[trained.clients], block.client_indptr[trained.clients + 1]
-        own = []
-        for number in range((last - first).max(initial=0)):
-            users = (first + number)[clients]
-            those = users < last[clients]
-            own.append((users[those], items[those], vectors[those]))
-        return own
+        items, vectors = trained.items[clients, places], trained.after[ITEMS][clients, places]
+        owners = trained.clients[clients]
+        n_users = np.diff(block.client_indptr)[owners]
+        rows = np.repeat(np.arange(len(items)), n_users)
+        return [(runs(block.client_indptr[owners], n_users), items[rows], vectors[rows])]
 
     def user_attributes(self, block, clients):
         attributes = super().user_attributes(block, clients)

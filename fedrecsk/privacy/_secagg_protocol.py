@@ -41,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrecsk._utils.extras import require
+from fedrecsk._utils.kernels import LazyModule
 
 # Seeds of 128 bits, the security of X25519, and the smallest prime above 2 ** 128, to share them.
 SEED_BYTES = 16
@@ -50,6 +51,7 @@ KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 KEYS_BYTES = 2 * KEY_BYTES + SIGNATURE_BYTES
 ED25519 = "cryptography.hazmat.primitives.asymmetric.ed25519"
+x25519: LazyModule = LazyModule("cryptography.hazmat.primitives.asymmetric.x25519")
 # Of a message from neighbour to neighbour: Poly1305's tag, or HMAC-SHA256, cut.
 TAG_BYTES = 16
 CIPHER_BYTES = 2 * SHARE_BYTES + TAG_BYTES
@@ -216,15 +218,10 @@ class PublicKeys(NamedTuple):
     @property
     def are_usable(self) -> bool:
         """Whether clients can agree on secrets by these keys: not by points of low order."""
-        from cryptography.hazmat.primitives.asymmetric.x25519 import (
-            X25519PrivateKey,
-            X25519PublicKey,
-        )
-
-        private = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
+        private = x25519.X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
         try:
             for public in (self.sharing, self.masking):
-                private.exchange(X25519PublicKey.from_public_bytes(public))
+                private.exchange(x25519.X25519PublicKey.from_public_bytes(public))
         except ValueError:
             return False
         return True
@@ -324,17 +321,13 @@ def _derive(secret, name):
 
 def _agree(private, public, session, purpose, *codes):
     """Return 32 bytes that two clients share, by X25519."""
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-
-    secret = private.exchange(X25519PublicKey.from_public_bytes(public))
+    secret = private.exchange(x25519.X25519PublicKey.from_public_bytes(public))
     return _derive(secret, _named(session, purpose, *(str(code).encode() for code in codes)))
 
 
 def _private_key(seed, session):
     """Return the secret key for masks with neighbours."""
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-    return X25519PrivateKey.from_private_bytes(_derive(seed, _named(session, b"key")))
+    return x25519.X25519PrivateKey.from_private_bytes(_derive(seed, _named(session, b"key")))
 
 
 def _own_mask(seed, session, n_values):
@@ -388,9 +381,7 @@ class MaskingClient:
 
     @property
     def _sharing(self):
-        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-        return X25519PrivateKey.from_private_bytes(self._sharing_key)
+        return x25519.X25519PrivateKey.from_private_bytes(self._sharing_key)
 
     @property
     def _masking(self):

@@ -325,10 +325,8 @@ class Paillier(Encryption):
         return Keys(server, _PaillierParty(self, n_clients, key_id, public, private))
 
     def _advice(self, largest, n_clients):
-        fits = self.fraction_bits
-        while fits > 0 and largest > _largest(n_clients) / 2.0**fits:
-            fits -= 1
-        if largest > _largest(n_clients) / 2.0**fits:
+        fits = math.floor(math.log2(_largest(n_clients) / largest))
+        if fits < 0:
             return "Scale the values down."
         return f"Scale the values down, or lower fraction_bits to at most {fits}."
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
+from fedrecsk.data.interactions import Interactions, runs
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from fedrecsk.data.interactions import Interactions
 
     # Fitted attributes by name.
     Attributes = dict[str, Any]
@@ -245,9 +245,7 @@ def of_clients(data: Interactions | Block, clients: NDArray[np.int64]) -> Block:
 
 def _runs(indptr, rows):
     """Concatenate ``range(indptr[r], indptr[r + 1])`` over `rows`."""
-    lengths = indptr[rows + 1] - indptr[rows]
-    shift = np.repeat(indptr[rows] - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
-    return np.arange(lengths.sum()) + shift
+    return runs(indptr[rows], indptr[rows + 1] - indptr[rows])
 
 
 def _local_indptr(indptr, rows):
@@ -258,8 +256,7 @@ def codes_of_users(
     client_indptr: NDArray[np.int64], first_users: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the codes of all users of some clients, given that of each client's first one."""
-    shifts = np.repeat(first_users - client_indptr[:-1], np.diff(client_indptr))
-    return np.arange(client_indptr[-1]) + shifts
+    return runs(first_users, np.diff(client_indptr))
 
 
 def by_user(

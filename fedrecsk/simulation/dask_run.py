@@ -44,7 +44,6 @@ from fedrecsk.simulation.dask_workers import (
     NOTHING,
     BlockNumber,
     Holder,
-    Masks,
     Placing,
     Sum,
     Summary,
@@ -253,8 +252,8 @@ class Held:
         self, blocks: list[BlockNumber], function: Callable[..., object], args: tuple[object, ...]
     ) -> tuple:
         """Return the arguments of a call of some blocks: of masks only those of its clients."""
-        packed = (Masks.of(a, self.codes) if isinstance(a, Participation) else a for a in args)
-        return self.of(blocks), function, *packed
+        own = (a.of(self.codes) if isinstance(a, Participation) else a for a in args)
+        return self.of(blocks), function, *own
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,21 +114,6 @@ class Placing(NamedTuple):
         return np.sort(
             np.concatenate([np.empty(0, int), *(own for own, *_ in self.codes.values())])
         )
-
-
-class Masks(NamedTuple):
-    """A Participation of a worker's clients, as bits."""
-
-    bits: np.ndarray
-    n_clients: int
-
-    @classmethod
-    def of(cls, participation: Participation, codes: NDArray[np.int64]) -> Self | None:
-        """Pack the masks of these clients; None if all take part."""
-        if all(mask.all() for mask in participation[:3]):
-            return None
-        *masks, _ = participation.of(codes)
-        return cls(np.packbits(np.stack(masks), axis=1), len(codes))
 
 
 class OwnParticipation(NamedTuple):
@@ -320,11 +305,8 @@ class Holder:
                 yield one
 
     def _received(self, arg):
-        """Unpack the masks among arguments."""
-        if not isinstance(arg, Masks):
-            return arg
-        masks = np.unpackbits(arg.bits, axis=1, count=arg.n_clients).astype(bool)
-        return OwnParticipation(Participation(*masks), self.codes)
+        """Return an argument; a Participation of all clients here as one that finds them."""
+        return OwnParticipation(arg, self.codes) if isinstance(arg, Participation) else arg
 
     def end(
         self,
@@ -379,8 +361,8 @@ def _summary(data, columns, said):
         data.user_ids.values,
         data.item_ids.values,
         len(data.items),
-        (float(data.values.min()), float(data.values.max())),
-        float(data.weights.max()),
+        data.value_range(),
+        data.heaviest(),
         data.fingerprint(),
         columns,
         said,
