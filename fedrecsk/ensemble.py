@@ -408,9 +408,13 @@ class RankingEnsemble(RankingMixin, RecommenderEnsemble):
     def _score_pairs(self, users, items):
         scores = np.zeros(len(users))
         distinct, places = np.unique(users, return_inverse=True)
+        order = np.argsort(places, kind="stable")
+        starts = np.searchsorted(places[order], np.arange(len(distinct) + 1))
         for batch in batches(len(distinct), self.n_items_):
+            rows = order[starts[batch.start] : starts[batch.stop]]
             board = self._score_all(distinct[batch])
-            rows = np.flatnonzero((places >= batch.start) & (places < batch.stop) & (items >= 0))
+            known = items[rows] >= 0
+            rows = rows[known]
             scores[rows] = board[places[rows] - batch.start, items[rows]]
         return scores
 
