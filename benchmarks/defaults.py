@@ -194,6 +194,10 @@ def main(argv=None):
     parser.add_argument("--method", choices=TRIED, default="LocALS")
     parser.add_argument("--only", nargs="+", help="settings to run")
     options = parser.parse_args(argv)
+    if options.command == "newcomers" and options.method != "LocALS":
+        parser.error("newcomers is of LocALS only")
+    if unknown := set(options.only or ()) - set(TRIED[options.method]):
+        parser.error(f"--only {', '.join(unknown)}: use some of {', '.join(TRIED[options.method])}")
     commands[options.command](options)
 
 

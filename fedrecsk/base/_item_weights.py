@@ -377,7 +377,7 @@ def regularized_inverse(triangle, n_items, reg):
     matrix = whole(triangle, n_items)
     if reg == "auto":
         own = matrix.diagonal()
-        reg = REG_OF_MEAN * own.mean(where=own > 0) if own.any() else 1.0
+        reg = REG_OF_MEAN * own.mean(where=own > 0) if (own > 0).any() else 1.0
     matrix[np.diag_indices(n_items)] += reg
     # LAPACK's arrays are by column, and the matrix is symmetric.
     factor, info = lapack.dpotrf(matrix.T, lower=1)

@@ -47,8 +47,8 @@ class EASE(WeightsContent, ItemWeightsMixin, RankingMixin, Recommender):
     Parameters
     ----------
     reg : float or "auto", default="auto"
-        Weight of the penalty on B (lambda). "auto": five times the mean number of rows of an item
-        (of its squared weights).
+        Weight of the penalty on B (lambda). "auto": five times the mean number of rows (of squared
+        weights) of the items that have some.
     {timestamps}
     {pair_half_life}
     {history_half_life}

@@ -27,6 +27,8 @@ lightfr_kernels: LazyModule = LazyModule("fedrecsk.federated._lightfr_kernels")
 TRAINING_DRAWS, FINAL_DRAWS = "negatives of a user", "negatives in the end"
 # The mean vector of fewer users would reveal too much of each to the others.
 LEAST_USERS = 10
+# Of alpha="auto".
+LARGEST_ALPHA = 64.0
 REFUSES = {
     "local_dp": "noise on the scale of its gradients would drown their signs. Use RFRec for local "
     "differential privacy.",
@@ -317,10 +319,19 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[LightFRServer, LightFRClient
         )
 
     def alphas(self, n_rows, n_items):
-        """Return the extra weight of a row, for users with so many rows that count."""
-        if self.alpha == "auto":
-            return np.sqrt(n_items / np.maximum(n_rows, 1))
-        return np.full(len(n_rows), float(self.alpha))
+        """Return the extra weight of a row, for users with so many rows that count.
+
+        Powers of two, because a sum over clients shows it for an item that one client holds.
+        """
+        if self.alpha != "auto":
+            return np.full(len(n_rows), float(self.alpha))
+        exponents = np.log2(n_items / np.maximum(n_rows, 1)) / 2
+        return np.exp2(np.rint(exponents)).clip(1.0, LARGEST_ALPHA)
+
+    @property
+    def largest_alpha(self):
+        """Return the largest extra weight of a row, whatever the data."""
+        return LARGEST_ALPHA if self.alpha == "auto" else float(self.alpha)
 
     @property
     def has_prior(self):

@@ -133,8 +133,8 @@ class FedEASE(WeightsContent, ItemWeightsMixin, OwnWeightsParameters, FederatedG
     ----------
     reg : float or "auto", default="auto"
         Weight of the penalty on B (lambda), on the scale of the sum of uploads. "auto": five times
-        the mean number of rows of an item (of its squared weights), or 20 times `clip` under
-        central privacy, where uploads are scaled down to the norm `clip`.
+        the mean number of rows (of squared weights) of the items that have some, or 20 times `clip`
+        under central privacy, where uploads are scaled down to the norm `clip`.
     n_rounds : int, default=1
         Number of rounds in total. One is enough if all clients take part in it
         (``client_fraction=1``).

@@ -62,8 +62,8 @@ class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender
         have y scaled to [0, 1], and `predict` gives ratings.
     alpha : float or "auto", default="auto"
         Extra weight of a row of weight 1, on top of the weight 1 of every pair; only with "full".
-        "auto": ``sqrt(n_items / n)`` for a user with n rows that count, 4 where a user has a
-        sixteenth of the items.
+        "auto": the power of two that is nearest to ``sqrt(n_items / n)`` for a user with n rows
+        that the client trains on, from 1 to 64: 4 for a user with a sixteenth of the items.
     n_negatives : int, default=4
         Number of negatives per row, redrawn in each round from the items without a row of the
         user. No effect with "full".
@@ -128,7 +128,9 @@ class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender
 
     *What it reveals.* In plaintext, one upload of one client gives its code and all its ratings,
     up to mirroring both (:func:`fedrecsk.audit.measure_leak`), and its row indices which items it
-    has visited. Secure sums of integers with ``upload="all"`` hide single clients.
+    has visited. Secure sums of integers with ``upload="all"`` hide single clients, but for items
+    that one client holds: their sums are its own. With ``alpha="auto"`` they show its number of
+    rows within a factor of four, which is why `alpha` is then a power of two.
 
     *Losses.* The training loss is the weighted mean squared error of similarities over the pairs
     of a round's clients, after their step. Early stopping measures the same on held-out rows and
@@ -200,8 +202,8 @@ class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender
             return
         n_clients = plan.sampling.cohort_size(data.n_clients)
         n_users = np.diff(data.client_indptr).max()
-        alpha = self._alphas(data).max()
-        weight = n_users * (data.weights.max() * (1 + alpha + self.n_negatives) + 1)
+        weight = 1 + algorithm.largest_alpha + self.n_negatives
+        weight = n_users * (data.weights.max() * weight + 1)
         largest = 2.0**FRACTION_BITS * 2 * algorithm.max_dot * algorithm.max_entry * weight
         if largest > scheme.max_integer(n_clients):
             raise ValueError(
@@ -232,7 +234,7 @@ class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender
         algorithm = self._algorithm()
         max_dot, max_entry = algorithm.max_dot, algorithm.max_entry
         if self.aggregation == "full":
-            own = data.weights * (self._alphas(data) + 1)
+            own = data.weights * (algorithm.largest_alpha + 1)
             weight = max(np.bincount(data.items, own).max(), np.bincount(data.users, own).max())
             weight += (1 + own.max()) * (data.n_users + data.n_items)
         elif self.aggregation == "parameter":
@@ -244,13 +246,6 @@ class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender
         balance *= max(data.n_users, data.n_items, max_dot) * max_dot
         weight = weight + max(self.reg_user, self.SPARSE_REG) + balance
         return 2.0**FRACTION_BITS * 4 * max_dot * max_entry * weight
-
-    def _alphas(self, data):
-        """Return the extra weight of each row."""
-        algorithm = self._algorithm()
-        chosen, _ = algorithm.aims(data, algorithm.scale((data.values.min(), data.values.max())))
-        n_rows = np.bincount(data.users, chosen, data.n_users)
-        return algorithm.alphas(n_rows, data.n_items)[data.users]
 
     # ---------------------------------------------------------------- new users, new items
 

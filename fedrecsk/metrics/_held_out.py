@@ -558,8 +558,8 @@ class _Peer:
 
 
 def table_of(users: NDArray[Any], items: NDArray[Any]) -> NDArray[Any]:
-    """Return rows of a user and its items; of objects if only one kind of ids are strings."""
-    if (users.dtype.kind == "U") != (items.dtype.kind == "U"):
+    """Return rows of a user and its items; of objects if their ids are of two kinds."""
+    if users.dtype.kind != items.dtype.kind:
         users, items = users.astype(object), items.astype(object)
     return np.column_stack([users, items])
 

@@ -325,9 +325,10 @@ class Paillier(Encryption):
         return Keys(server, _PaillierParty(self, n_clients, key_id, public, private))
 
     def _advice(self, largest, n_clients):
-        fits = math.floor(math.log2(_largest(n_clients) / largest))
-        if fits < 0:
+        room = _largest(n_clients) / largest
+        if room < 1:
             return "Scale the values down."
+        fits = math.floor(math.log2(room))
         return f"Scale the values down, or lower fraction_bits to at most {fits}."
 
 

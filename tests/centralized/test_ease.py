@@ -31,6 +31,25 @@ def test_each_column_is_a_ridge_regression_on_the_other_items(reg):
     np.testing.assert_allclose(model.predict(pairs), (rows @ expected).ravel(), atol=1e-9)
 
 
+@pytest.mark.parametrize("Estimator", [EASE, FedEASE])
+def test_the_penalty_follows_the_rows_of_an_item(Estimator):
+    X, y = make_toy(25, 11, seed=3)
+    weight = np.random.default_rng(0).uniform(0, 3, len(y))
+    rows = reference.rows_of(encode(X, y, sample_weight=weight))
+    model = Estimator().fit(X, y, sample_weight=weight)
+    given = Estimator(reg=5 * (rows**2).sum(axis=0).mean()).fit(X, y, sample_weight=weight)
+    np.testing.assert_allclose(model.item_weights_, given.item_weights_, rtol=1e-5, atol=1e-7)
+
+
+def test_items_without_rows_leave_the_penalty_alone_and_updates_move_it():
+    X, _ = make_toy(25, 11, seed=3)
+    alone = FedEASE().fit(X)
+    more = FedEASE(items=[-1, *np.unique(X[:, 1])], warm_start=True)
+    places = more.fit(X[::2]).partial_fit(X[1::2]).item_ids_ >= 0
+    weights = more.item_weights_[np.ix_(places, places)]
+    np.testing.assert_allclose(weights, alone.item_weights_, rtol=1e-5, atol=1e-7)
+
+
 def test_known_users_rows_are_replaced_among_those_of_others():
     X, y = make_toy(25, 11, seed=3)
     model, before = EASE(5.0).fit(X, y), EASE(5.0).fit(X, y).user_history_.toarray()

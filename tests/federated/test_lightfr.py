@@ -83,6 +83,7 @@ def assert_equals_reference(model, X, y=None, block_sizes=BLOCK_SIZES[:1], **fit
 
 METHODS = {
     "full": {},
+    "full, alpha 4": {"alpha": 4.0},
     "full, one bit": {"user_bits": 1, "POSITIVE_TARGET": 1.0},
     "full, balanced": {"balance_user": 0.002, "balance_item": 0.003, "NEGATIVE_TARGET": 0.45},
     "full, one sweep": {"N_SWEEPS": 1, "n_bits": 3},

@@ -72,7 +72,8 @@ class LightFR:
         counts = self.weights[u] > 0
         if self.model.targets == "implicit":
             counts &= self.values[u] > 0
-        return np.sqrt(len(self.items) / max(1, counts.sum()))
+        exponent = round(math.log2(len(self.items) / max(1, counts.sum())) / 2)
+        return min(max(2.0**exponent, 1.0), 64.0)
 
     def pairs(self, u, key, *draws):
         """All pairs that user u's code is fitted to: visits, and in the full form the rest."""

@@ -72,7 +72,7 @@ class FedSpectral(UserParameters, FederatedGram):
     n_factors : int, default=128
         Length of p_u and q_i (d). If there are fewer items, the rest is zero.
     alpha, reg_user
-        As in :class:`LocALS`; `reg_user` is 60 by default.
+        As in :class:`LocALS`; by default 1 and 60.
     n_rounds, upload
         As in :class:`FedEASE`.
     {timestamps}
