@@ -41,7 +41,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrecsk._utils.extras import require
-from fedrecsk._utils.kernels import LazyModule
 
 # Seeds of 128 bits, the security of X25519, and the smallest prime above 2 ** 128, to share them.
 SEED_BYTES = 16
@@ -51,7 +50,6 @@ KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 KEYS_BYTES = 2 * KEY_BYTES + SIGNATURE_BYTES
 ED25519 = "cryptography.hazmat.primitives.asymmetric.ed25519"
-x25519: LazyModule = LazyModule("cryptography.hazmat.primitives.asymmetric.x25519")
 # Of a message from neighbour to neighbour: Poly1305's tag, or HMAC-SHA256, cut.
 TAG_BYTES = 16
 CIPHER_BYTES = 2 * SHARE_BYTES + TAG_BYTES
@@ -218,10 +216,15 @@ class PublicKeys(NamedTuple):
     @property
     def are_usable(self) -> bool:
         """Whether clients can agree on secrets by these keys: not by points of low order."""
-        private = x25519.X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
+        from cryptography.hazmat.primitives.asymmetric.x25519 import (
+            X25519PrivateKey,
+            X25519PublicKey,
+        )
+
+        private = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
         try:
             for public in (self.sharing, self.masking):
-                private.exchange(x25519.X25519PublicKey.from_public_bytes(public))
+                private.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError:
             return False
         return True
@@ -321,13 +324,17 @@ def _derive(secret, name):
 
 def _agree(private, public, session, purpose, *codes):
     """Return 32 bytes that two clients share, by X25519."""
-    secret = private.exchange(x25519.X25519PublicKey.from_public_bytes(public))
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+    secret = private.exchange(X25519PublicKey.from_public_bytes(public))
     return _derive(secret, _named(session, purpose, *(str(code).encode() for code in codes)))
 
 
 def _private_key(seed, session):
     """Return the secret key for masks with neighbours."""
-    return x25519.X25519PrivateKey.from_private_bytes(_derive(seed, _named(session, b"key")))
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    return X25519PrivateKey.from_private_bytes(_derive(seed, _named(session, b"key")))
 
 
 def _own_mask(seed, session, n_values):
@@ -381,7 +388,9 @@ class MaskingClient:
 
     @property
     def _sharing(self):
-        return x25519.X25519PrivateKey.from_private_bytes(self._sharing_key)
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        return X25519PrivateKey.from_private_bytes(self._sharing_key)
 
     @property
     def _masking(self):
