@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import numpy as np
 
-import fedrecsk
 from benchmarks import fedals, few_rows, next_item, sparse_defaults
 from benchmarks._command_line import command_line
 from benchmarks._methods import add_method
 from benchmarks._seeds import choosing, reported, untested
 from benchmarks._variants import variant
 from benchmarks.lightfr import leave_one_out
+from fedrecsk import FedEASE, FedSpectral, LightFR, LocALS, LocSGD, Popularity
 from fedrecsk.datasets import fetch_movielens
 from fedrecsk.metrics import evaluate_ranking
 from fedrecsk.model_selection import LeaveLastOut
@@ -71,6 +71,7 @@ TRIED = {
         "4.8": {"learning_rate": 4.8},
     },
 }
+METHODS = {one.__name__: one for one in (LocALS, FedSpectral, LightFR, FedEASE, LocSGD)}
 # Groups, items of each, items, and users and rows of each.
 GROUPS, OWN, ITEMS, USERS, ROWS = 50, 60, 5000, 20_000, 20
 
@@ -134,8 +135,8 @@ def few_sets(options):
 def made(changed, seed, method="LocALS"):
     """An estimator with these parameters and constants."""
     if changed is None:
-        return fedrecsk.Popularity()
-    return variant(getattr(fedrecsk, method), **changed, random_state=seed)
+        return Popularity()
+    return variant(METHODS[method], **changed, random_state=seed)
 
 
 def table(sets, options):
