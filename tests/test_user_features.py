@@ -207,7 +207,7 @@ def test_a_user_without_likes_has_what_features_say():
     expected = np.column_stack([np.ones(5), FEATURES.iloc[:5]]) @ means
     np.testing.assert_allclose(model.user_factors_[:5], expected, rtol=1e-5)
     # They say nothing about others, and are not among the users of the sums.
-    assert model._run.server.state.users.squares[-1, 0] == N_OLD - 5
+    assert model._run.server.state.user_sums.squares[-1, 0] == N_OLD - 5
     rest = X[OLD, 0] >= 5
     other = make_wmf(user_features=FEATURES, items=range(N_ITEMS)).fit(X[OLD][rest], y[rest])
     sizes = np.abs(means).max(), np.abs(other._final_message["user_means"].values).max()
