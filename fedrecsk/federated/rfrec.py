@@ -81,7 +81,8 @@ class RFRecClients:
     # By rating, the values scaled to [0, 1].
     values: np.ndarray
     weights: np.ndarray
-    objective: rfrec_kernels.Objective
+    # How scores become ratings, and the penalties; an Objective of the kernels.
+    objective: Any
     # Vectors, as in the kernels.
     users: Kept[Annotated[Any, Axis("users")]]
     held: Kept[Annotated[Any, Axis("rows")]]
