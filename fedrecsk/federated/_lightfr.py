@@ -307,8 +307,8 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[LightFRServer, LightFRClient
         base, base_target = self.base
         own = block.weights
         if base:
-            n_rows = np.bincount(block.rating_users, chosen, block.n_users)
-            own = 1 + self.alphas(n_rows, block.n_items)[block.rating_users] * own
+            alphas = self.alphas(np.diff(block.indptr), block.n_items)
+            own = 1 + alphas[block.rating_users] * own
         return lightfr_kernels.Rows(
             block.indptr,
             block.items,
@@ -319,7 +319,7 @@ class LightFRAlgorithm(LightFRParameters, Algorithm[LightFRServer, LightFRClient
         )
 
     def alphas(self, n_rows, n_items):
-        """Return the extra weight of a row, for users with so many rows that count.
+        """Return the extra weight of each user's rows, by their number.
 
         Powers of two, because a sum over clients shows it for an item that one client holds.
         """

@@ -62,8 +62,8 @@ class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender
         have y scaled to [0, 1], and `predict` gives ratings.
     alpha : float or "auto", default="auto"
         Extra weight of a row of weight 1, on top of the weight 1 of every pair; only with "full".
-        "auto": the power of two that is nearest to ``sqrt(n_items / n)`` for a user with n rows
-        that the client trains on, from 1 to 64: 4 for a user with a sixteenth of the items.
+        "auto": the power of two that is nearest to ``sqrt(n_items / n)`` for a user with n rows,
+        from 1 to 64: 4 for a user with a sixteenth of the items.
     n_negatives : int, default=4
         Number of negatives per row, redrawn in each round from the items without a row of the
         user. No effect with "full".

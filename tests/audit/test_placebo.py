@@ -54,6 +54,13 @@ def test_an_honest_estimator_ranks_placebo_items_by_chance(X):
     assert 0.02 < report.popularity < 0.2
 
 
+def test_ids_may_be_integers_of_two_kinds(X):
+    # Hashes beyond 2**63 are of another dtype than small numbers.
+    users = np.uint64(2**63) + X[:, 0].astype(np.uint64)
+    frame = pd.DataFrame({"user": users, "item": X[:, 1].astype(np.int64)})
+    assert not placebo(EASE(reg=10), frame, random_state=0).has_leak
+
+
 def test_negatives_that_avoid_the_test_items_are_found(X):
     honest = placebo(factorise, X, confidence=0.9999, random_state=0)
     assert honest.verdict.startswith("no leak found")

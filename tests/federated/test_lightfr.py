@@ -358,3 +358,6 @@ def test_secure_sums_take_whole_matrices_and_a_scheme_that_holds_the_integers(to
     ):
         secure = clone(model).set_params(federation__secure_aggregation=scheme).fit(X)
         np.testing.assert_array_equal(secure.item_codes_, plain.item_codes_)
+    # What docs/methods/lightfr.md recommends, for the parameters that are defaults.
+    masked = Federation(secure_aggregation=SecAggPlus(max_abs=2e7))
+    LightFR(n_rounds=1, upload="all", federation=masked).fit(X)

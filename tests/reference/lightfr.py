@@ -69,10 +69,8 @@ class LightFR:
         """The extra weight of u's rows, which is larger if they are few."""
         if self.model.alpha != "auto":
             return self.model.alpha
-        counts = self.weights[u] > 0
-        if self.model.targets == "implicit":
-            counts &= self.values[u] > 0
-        exponent = round(math.log2(len(self.items) / max(1, counts.sum())) / 2)
+        n_rows = np.count_nonzero(self.weights[u] > 0)
+        exponent = round(math.log2(len(self.items) / max(1, n_rows)) / 2)
         return min(max(2.0**exponent, 1.0), 64.0)
 
     def pairs(self, u, key, *draws):
