@@ -277,7 +277,8 @@ class Recommender(Recommends, PublicHalf, CallbackSupportMixin, PlainParameters,
             if y is not None or self.__sklearn_tags__().target_tags.required:
                 as_table(X)  # raises
             X, y, clients, sample_weight, catalogue = matrix_rows(X, clients, sample_weight)
-            warn_about_entries(type(self).__name__, y * sample_weight)
+            if not _checks.estimates_y(self):
+                warn_about_entries(type(self).__name__, y * sample_weight)
         return X, y, sample_weight, self._prepared(X, y, clients, sample_weight, catalogue)
 
     def _fit_on_cluster(self, X, y, clients, sample_weight):
@@ -342,8 +343,7 @@ class Recommender(Recommends, PublicHalf, CallbackSupportMixin, PlainParameters,
         self._require_y(y)
         X, y = self._checked(X, y, reset=reset)
         if reset:
-            rates = self.__sklearn_tags__().target_tags.required
-            warn_about_target(type(self).__name__, X, y, rates=rates)
+            warn_about_target(type(self).__name__, X, y, rates=_checks.estimates_y(self))
         options |= {"drop_other_items": not reset, "is_fit": reset}
         return self._encoded(X, y, clients, sample_weight, **options)
 

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 # Rounds of an update, as a share of those of a fit.
 SHARE = 0.2
+PAIR = ["user", "item"]
+# With more of the old rows again, X has hardly new rows alone.
+MANY_OLD = 0.5
 ROUNDS = {"n_rounds": [Interval(Integral, 1, None, closed="left"), None]}
 
 
@@ -76,7 +79,9 @@ def add_rows(
             values = np.union1d(catalogue.values, id_array(rows["item"], "item ids"))
             catalogue = Ids(values, catalogue.name, catalogue.source)
         changed = id_array(rows["client"].unique(), "clients")
-        data = _encoded(pd.concat([_frame(data), rows], ignore_index=True), catalogue)
+        old = _frame(data)
+        _warn_of_old_rows(old[PAIR], rows[PAIR])
+        data = _encoded(pd.concat([old, rows], ignore_index=True), catalogue)
         _updated(estimator, data, (X, y, sample_weight), changed, n_rounds)
 
 
@@ -99,7 +104,7 @@ def forget(estimator: FederatedRecommender, users: Any, n_rounds: int | None) ->
     with _restore_on_error(estimator):
         estimator._forget_features(users)
         data = _encoded(kept, _public_catalogue(estimator, data))
-        X, y = kept[["user", "item"]].to_numpy(), kept["value"].to_numpy()
+        X, y = kept[PAIR].to_numpy(), kept["value"].to_numpy()
         _updated(estimator, data, (X, y, None), changed, n_rounds)
     ledger = estimator.communication_
     estimator.forgotten_ = Receipt(
@@ -176,6 +181,16 @@ def _updated(estimator, data, arguments, changed, n_rounds):
     return estimator._learn(data, FitReport(estimator, *arguments, data, n_rounds), fit)
 
 
+def _warn_of_old_rows(old, rows):
+    """Warn if new rows have most of the old pairs again."""
+    n_again = len(old.merge(rows.drop_duplicates()))
+    if n_again > MANY_OLD * len(old):
+        warn(
+            f"X has {n_again} of the {len(old)} rows of the last fit again, and their weights add "
+            "up. Pass new rows alone, or call fit with all rows."
+        )
+
+
 def _warn_of_the_added(estimator, data):
     """Warn of users and items that were added to the last fit, if the update drops them."""
     for role, ids, call, now, cure in (
@@ -242,7 +257,7 @@ def _table(*columns):
 def _encoded(frame, item_ids):
     """Return Interactions of the rows of a DataFrame."""
     return encode(
-        frame[["user", "item"]],
+        frame[PAIR],
         frame["value"].to_numpy(),
         clients=frame["client"].to_numpy(),
         sample_weight=frame["weight"].to_numpy(),

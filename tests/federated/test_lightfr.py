@@ -1,6 +1,7 @@
 """LightFR: equal to its reference bit for bit, searched as it says, honest in its ledger."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from benchmarks._variants import variant
 from fedrecsk import Federation
 from fedrecsk._utils.kernels import LazyModule
 from fedrecsk.data.interactions import encode
+from fedrecsk.datasets import make_ratings
 from fedrecsk.federated import LightFR, pack_codes, unpack_codes
 from fedrecsk.models import Scores
 from fedrecsk.models._codes import n_words, random_codes
@@ -306,6 +308,15 @@ def test_bad_new_items_are_named():
 
 
 # -------------------------------------------------------------------------------- input
+
+
+def test_ratings_that_count_as_ratings_are_not_warned_of():
+    X, y = make_ratings(n_users=40, n_items=30, n_ratings=500, random_state=0)
+    with pytest.warns(UserWarning, match="takes every row with y > 0 as positive"):
+        make().fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(targets="ratings").fit(X, y)
 
 
 def test_ratings_without_a_scale_are_named():

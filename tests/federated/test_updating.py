@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -122,6 +123,15 @@ KINDS = {
     "categories": lambda rows: pd.DataFrame(text(rows)).astype("category"),
     "large integers": lambda rows: rows.astype(np.uint64) + np.uint64(2**63),
 }
+
+
+def test_old_rows_that_come_again_are_warned_of():
+    model = FedEASE(reg=20.0, warm_start=True).fit(X)
+    with pytest.warns(UserWarning, match=f"X has {len(X)} of the {len(X)} rows of the last fit"):
+        model.partial_fit(np.r_[X, [[0, 30]]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.partial_fit(X[: len(X) // 3])
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
