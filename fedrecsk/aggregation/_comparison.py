@@ -317,9 +317,8 @@ class FLTrust(Aggregator):
         if share < LEAST_SHARE:
             raise ValueError(
                 f"FLTrust compares all uploads with that of client {self.reference!s}, but only "
-                f"{100 * share:.0f}% of the rows of X are of items that it holds, so it would "
-                "mostly compare zeros. Trust a client with more items, group the users into silos "
-                "by fit(..., clients=...), or use RowClipping."
+                f"{100 * share:.0f}% of the rows of X are of its items. Trust a client with more "
+                "items, group the users into silos by fit(..., clients=...), or use RowClipping."
             )
 
     def _check_adversary(self, client_ids):

@@ -392,9 +392,8 @@ class Recommends:
             raise ValueError(
                 f"There is nothing to learn about {named('user', users[lost])}: no row has "
                 "an item that the model knows and a weight above zero, only "
-                f"{named('item', items[lost])}. Give item ids as fit saw them, such as "
-                f"{self.item_ids_[0]!s}, or leave these rows out: predict and recommend work for "
-                "unknown users too, and for known ones as before."
+                f"{named('item', items[lost])}. Give item ids as in fit, such as "
+                f"{self.item_ids_[0]!s}, or leave these rows out."
             )
         data = self._with_features(data, fitted=True)
         attributes = self._new_user_attributes(data)

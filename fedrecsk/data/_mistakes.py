@@ -132,10 +132,9 @@ def _warn_about_matrix(X: Any) -> None:
     if looks_like_ratings and 4 * len(pairs) <= len(some):
         warn(
             f"X looks like a matrix of users by items: {X.shape[1]} columns with the same few "
-            "values. But X should have one row per interaction, with the user's id in column 0 "
-            "and the item's in column 1. For a matrix M, with 0 for no rating: "
-            "users, items = np.nonzero(M); X = np.column_stack([users, items]); "
-            "y = M[users, items]."
+            "values. Pass one row per interaction, with the user's id in column 0 and the item's "
+            "in column 1. For a matrix M: users, items = np.nonzero(M); "
+            "X = np.column_stack([users, items]); y = M[users, items]."
         )
 
 

@@ -383,10 +383,9 @@ def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
         head = decoder.decode(data, final=is_all).removeprefix("\ufeff")
     if "\0" in head:
         raise ValueError(
-            f"{text.name} is not text, because it has NUL characters. It may be a binary file or "
-            "an archive (unpack it, or read it with pandas.read_parquet, pandas.read_excel or the "
-            "like, or with pandas.read_pickle if it is yours, because it can run code), or UTF-16: "
-            "pass encoding='utf-16-le'."
+            f"{text.name} is not text, because it has NUL characters. Unpack an archive, read a "
+            "binary file with pandas.read_parquet, pandas.read_excel or the like, and UTF-16 with "
+            "encoding='utf-16-le'."
         )
     lines = [
         (number, line)
@@ -402,9 +401,9 @@ def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
         )
     if lines[0][1].lstrip().lower().startswith(_NO_TABLE):
         raise ValueError(
-            f"{text.name} is no table, but JSON, XML or a web page (an error of a download?), or a "
-            "pointer to a file. Read JSON with pandas.read_json, and save it with to_csv; fetch "
-            "the file with git lfs pull, or git annex get, in its folder."
+            f"{text.name} is no table, but JSON, XML, a web page (an error of a download?), or a "
+            "pointer to a file. Read JSON with pandas.read_json; fetch the file of a pointer with "
+            "git lfs pull or git annex get."
         )
     return text, lines[:20]
 

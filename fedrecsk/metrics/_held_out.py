@@ -170,10 +170,9 @@ def warn_if_unknown(
         n_known, n_asked = (len(np.unique(one)) for one in (asked[codes >= 0], asked))
         warn(
             f"The model knows {n_known} of the {n_asked} {role}s in the test rows, and {effect}. "
-            "Unless that is what you want to measure, use a splitter that leaves every user rows "
-            "for training (see fedrecsk.model_selection), and check that column 0 of X holds users "
-            f"and column 1 items, with ids as in fit: X has {role} {asked[codes < 0][0]!s}, and "
-            f"the model knows {role} {known.values[0]!s}."
+            "Unless you want to measure that, use a splitter of fedrecsk.model_selection, and "
+            f"check ids and columns: X has {role} {asked[codes < 0][0]!s}, the model knows "
+            f"{role} {known.values[0]!s}."
         )
 
 

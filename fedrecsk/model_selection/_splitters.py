@@ -108,9 +108,9 @@ class LeaveLastOut(Splitter):
             n_tied, n_users = is_tied.sum(), (n_last > 0).sum()
             warn(
                 f"For {n_tied} of {n_users} users ({n_tied / n_users:.0%}) times do not determine "
-                "which rows to hold out: some are equal, so the row further down in X counts as "
-                "later. Pass ties='train' or ties='test' to keep rows with equal times together, "
-                "or ties='row_order' to accept this split."
+                "which rows to hold out: of equal times the row further down in X counts as later. "
+                "Pass ties='train' or ties='test' to keep them together, or ties='row_order' to "
+                "accept this split."
             )
         n_last = np.where(is_tied, ends - cuts, n_last)
         if not n_last.any():
