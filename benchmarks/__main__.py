@@ -71,6 +71,8 @@ def main(arguments):
             from benchmarks import _pages
 
             _pages.write()
+        case ["-h" | "--help"]:
+            print(__doc__)
         case [_, *_]:
             records.run(records.shlex.join(arguments))
         case _:

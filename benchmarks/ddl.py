@@ -5,17 +5,14 @@ negatives, HR@10 and NDCG@10, ties in expectation; models are fitted to ratings,
 (y = 1) and as many unrated items (y = 0), drawn by the seed. `cold`: RMSE on all rows of a tenth of
 the items. Means and standard deviations over seeds.
 
-DDL's features are `genres` if the folder has the original's `ml-1m/movies.dat` or `ml-100k/u.item`,
-and the `audience` of an item: which of the 500 users with the most training rows have rated it.
+DDL's features are the `genres` of an item, or its `audience`: which of the 500 users with the most
+training rows have rated it.
 
 Data: MovieLens-100k and MovieLens-1M, in the folder --data-home or FEDRECSK_DATA. `rankings` also
 needs the leave-one-out files of MovieLens-1M of He et al. (2017) in this folder.
 """
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 import numpy as np
 from sklearn.base import clone
@@ -29,8 +26,6 @@ from fedrecsk import DCF, DDL, PMF, BiasOnly, Popularity
 from fedrecsk.datasets import fetch_movielens
 
 N_AUDIENCE = 500
-# Of the original data sets: titles and genres.
-FILES = {"1m": "ml-1m/movies.dat", "100k": "ml-100k/u.item"}
 # Chosen on validation rows (choices): on which scale 1 and 0 are, and how features weigh.
 RANKING = {"rating_scale": (-0.5, 1.5), "init": "random"}
 CONTENT = {"content_weight": 300.0}
@@ -47,20 +42,10 @@ MODELS = {
 
 
 def genres(name, items, data_home=None):
-    """A row of 0 and 1 for each item; None if the original's file is not there."""
-    if name not in FILES:
-        return None
-    file = Path(data_home or os.environ["FEDRECSK_DATA"]) / FILES[name]
-    if not file.exists():
-        return None
-    lines = file.read_text(encoding="latin-1").splitlines()
-    if name == "1m":
-        found = {int(a): b.split("|") for a, _, b in (line.split("::") for line in lines)}
-    else:
-        parts = [line.split("|") for line in lines]
-        found = {int(p[0]): [k for k, flag in enumerate(p[5:]) if flag == "1"] for p in parts}
-    names = sorted({one for some in found.values() for one in some})
-    return np.array([[float(one in found.get(item, ())) for one in names] for item in items])
+    """A row of 0 and 1 for each item."""
+    films = fetch_movielens(name, features=True, data_home=data_home).item_features
+    years = [one for one in films if one == "year" or one.startswith("from_")]
+    return films.drop(columns=years).reindex(items).fillna(0).to_numpy(dtype=float)
 
 
 def audience(X, items):
@@ -74,9 +59,8 @@ def audience(X, items):
 
 
 def contents(name, X, items, options):
-    """The features that there are, by name."""
-    found = {"genres": genres(name, items, options.data_home), "audience": audience(X, items)}
-    return {label: rows for label, rows in found.items() if rows is not None}
+    """The features, by name."""
+    return {"genres": genres(name, items, options.data_home), "audience": audience(X, items)}
 
 
 def with_negatives(X, seed):

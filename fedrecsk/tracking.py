@@ -6,7 +6,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from sklearn.metrics import check_scoring, get_scorer
+from sklearn.metrics import check_scoring, get_scorer, get_scorer_names
 
 from fedrecsk.metrics import make_ranking_scorer
 
@@ -123,4 +123,11 @@ def _scorer(name):
     if not isinstance(name, str):
         return name
     metric, _, k = name.partition("@")
-    return make_ranking_scorer(metric, int(k)) if k.isdecimal() else get_scorer(name)
+    if k.isdecimal():
+        return make_ranking_scorer(metric, int(k))
+    if name not in get_scorer_names():
+        raise ValueError(
+            f"Unknown score {name!r}; give a ranking metric with its cutoff, such as 'ndcg@10', or "
+            "a name of sklearn.metrics.get_scorer_names()."
+        )
+    return get_scorer(name)

@@ -97,7 +97,7 @@ def test_rankings_are_tracked_by_their_names(toy):
 def test_wrong_arguments_are_named():
     with pytest.raises(TypeError, match="sink should be a function"):
         Tracker("mlflow")
-    with pytest.raises(ValueError, match="'ndgc' is not a valid scoring value"):
+    with pytest.raises(ValueError, match="Unknown score 'ndgc'; give a ranking metric with"):
         Tracker(print, scoring="ndgc")
     with pytest.raises(ValueError, match=r"a tuple \(X, y\)"):
         Tracker(print, scoring="r2", validation=[1, 2, 3])

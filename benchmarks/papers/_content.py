@@ -6,9 +6,6 @@ import numpy as np
 from sklearn.base import BaseEstimator, clone
 
 from benchmarks.ddl import RANKING, audience, genres, with_negatives
-from benchmarks.papers._rows import NotObtainableError
-
-NO_GENRES = "this copy of the data has no genres (ml-1m/movies.dat or ml-100k/u.item)"
 
 
 class Coded(BaseEstimator):
@@ -51,10 +48,7 @@ class Coded(BaseEstimator):
     def _features(self, X, items):
         if self.content == "audience":
             return audience(X, items)
-        found = genres(self.content.removeprefix("genres "), items)
-        if found is None:
-            raise NotObtainableError(NO_GENRES)
-        return found
+        return genres(self.content.removeprefix("genres "), items)
 
     def predict(self, X):
         """What the model predicts; for unknown items, less than for any other."""

@@ -1,4 +1,4 @@
-"""Write a file of made-up purchases for each of three shops: customer, item."""
+"""Write a file of made-up purchases for each of three shops: customer, item, time."""
 
 import numpy as np
 

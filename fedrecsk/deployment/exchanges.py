@@ -191,8 +191,11 @@ class Exchanges:
 
     def gather(self, n_clients: int, patience: float) -> None:
         """Wait until this many clients are connected; raise NotEnough if they are too late."""
-        deadline = time.monotonic() + patience
+        deadline, reported = time.monotonic() + patience, -1
         while (n_here := sum(one.node is not None for one in self.members)) < n_clients:
+            if n_here != reported:
+                log.info("%d of %d clients have registered", n_here, n_clients)
+                reported = n_here
             if time.monotonic() > deadline:
                 why = "".join(f"\n  {reason}" for reason in self.refused.values())
                 raise NotEnough(

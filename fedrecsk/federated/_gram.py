@@ -405,7 +405,10 @@ def clear_counts(counts, noise_std, least_share):
     """
     is_clear = counts > STANDARD_DEVIATIONS * noise_std
     n_clear, by_chance = is_clear.sum(), len(counts) * norm.sf(STANDARD_DEVIATIONS)
-    hint = "Allow a larger epsilon, or train on more clients."
+    hint = (
+        "Allow a larger epsilon, train on more clients or, where clients have many users, hide "
+        'each user instead: CentralDP(unit="user").'
+    )
     if not n_clear:
         warn(
             "The noise of central_dp is larger than the count of every item, so all scores are 0. "

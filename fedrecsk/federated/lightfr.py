@@ -181,6 +181,10 @@ class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender
     def _sees_ratings(self):
         return self.targets == "ratings"
 
+    def _require_y(self, y):
+        if y is None and self.targets == "ratings":
+            raise ValueError('targets="ratings" needs y; pass the rating of each row.')
+
     def _check_before_fit(self):
         if self.aggregation == "parameter" and self.upload == "all":
             raise ValueError(
@@ -299,8 +303,7 @@ class LightFR(LightFRParameters, ItemContent, RankingMixin, FederatedRecommender
             missing or outside the scale, or weights are too large for exact sums.
         """
         check_is_fitted(self)
-        if y is None and self.targets == "ratings":
-            raise ValueError('targets="ratings" needs y; pass the ratings of the new items.')
+        self._require_y(y)
         X, y = self._checked(X, y)
         items = id_columns(X)[1]
         known = self._items.codes(items) >= 0

@@ -13,6 +13,7 @@ import numpy as np
 from fedrecsk._utils.constraints import NotNegative
 from fedrecsk._utils.parameters import PlainParameters
 from fedrecsk._utils.sklearn_compat import Interval, InvalidParameterError
+from fedrecsk._utils.user_warnings import warn
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +24,8 @@ __all__ = ["PROFILES", "DeviceProfile"]
 
 _MIB = 2.0**20
 _MBIT = 1e6 / 8
+# Hardly meant as bytes per second.
+_SLOW = 100
 # Beyond these, nothing is a device's or a network's, and sums of seconds would overflow.
 _MOST, _MOST_SPREAD = 1e9, 10.0
 DAY, HOUR = 86_400.0, 3_600.0
@@ -106,6 +109,12 @@ class DeviceProfile(PlainParameters):
 
     def _validate_params(self):
         super()._validate_params()
+        for name in ("download", "upload"):
+            if getattr(self, name) < _SLOW:
+                warn(
+                    f"DeviceProfile({name}={getattr(self, name):g}) is in bytes per second; "
+                    "1 Mbit/s is 125,000."
+                )
         for name in ("speed", "bandwidth"):
             value = getattr(self, name)
             if isinstance(value, Real) and value > _MOST_SPREAD:

@@ -137,8 +137,8 @@ def estimate_training_time(
     ledger = getattr(model, "communication_", model)
     if not isinstance(ledger, Ledger):
         raise TypeError(
-            f"{type(model).__name__} has no communication_; pass a fitted federated estimator or "
-            "its ledger."
+            f"{getattr(model, '__name__', type(model).__name__)} has no communication_; pass a "
+            "fitted federated estimator or its ledger."
         )
     entries = [entry for entry in ledger.entries if entry["phase"] == "round" or not rounds_only]
     for column in (down, up):

@@ -370,19 +370,20 @@ class Server:
         compressor, method = self.federation.compression, self.plan.name
         assert compressor is not None
         specs = self._specs(("round", 0)).values()
-        if compressor.down and not any(
-            matrix_to_compress(one) is not None for one in message.values()
-        ):
+        down = any(matrix_to_compress(one) is not None for one in message.values())
+        up = any(is_compressed(compressor, spec) for spec in specs)
+        up_alone, down_alone, none = 'direction="up"', 'direction="down"', "compression=None"
+        if compressor.down and not down:
             warn(
                 f"{compressor} compresses nothing that clients of {method} download in a round, "
                 "because rows of a client's own items, vectors and counts are sent as they are; "
-                'set direction="up".'
+                f"set {up_alone if up else none}."
             )
-        if compressor.up and not any(is_compressed(compressor, spec) for spec in specs):
+        if compressor.up and not up:
             warn(
                 f"{compressor} compresses nothing that clients of {method} upload in a round, "
                 "because the method has shortened it already, or sends no matrices of real "
-                'numbers; set direction="down" or compression=None.'
+                f"numbers; set {f'{down_alone} or ' if down else ''}{none}."
             )
 
     def close_round(self, total: StepTotal) -> Upload | None:

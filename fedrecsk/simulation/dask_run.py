@@ -217,11 +217,11 @@ def _check_whole(role, ids, parts):
     order = np.argsort(ids, kind="stable")
     twice = np.flatnonzero(ids[order][1:] == ids[order][:-1])
     if len(twice):
-        pair = order[twice[0] : twice[0] + 2]
+        pair, n_cut = order[twice[0] : twice[0] + 2], len(np.unique(ids[order[twice]]))
         first, other = parts[pair]
         raise ValueError(
             f"{role.capitalize()} {ids[pair[0]]!s} has rows in partitions {first} and {other} of X "
-            f"({len(twice)} {role}s have rows in several), but must be in one; repartition the "
+            f"({n_cut} {role}s have rows in several), but must be in one; repartition the "
             f"frame first, for example by frame.shuffle({role!r}), and write it as Parquet."
         )
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 # Rounds of an update, as a share of those of a fit.
 SHARE = 0.2
 PAIR = ["user", "item"]
-# With more of the old rows again, X has hardly new rows alone.
-MANY_OLD = 0.5
+# With more of the old rows again, X has hardly new rows alone; nor if so many rows are all old.
+MANY_OLD, ALL_OLD = 0.5, 20
 ROUNDS = {"n_rounds": [Interval(Integral, 1, None, closed="left"), None]}
 
 
@@ -182,12 +182,14 @@ def _updated(estimator, data, arguments, changed, n_rounds):
 
 
 def _warn_of_old_rows(old, rows):
-    """Warn if new rows have most of the old pairs again."""
-    n_again = len(old.merge(rows.drop_duplicates()))
-    if n_again > MANY_OLD * len(old):
+    """Warn if new rows have most of the old pairs again, or no other pairs."""
+    rows = rows.drop_duplicates()
+    n_again = len(old.merge(rows))
+    if n_again > MANY_OLD * len(old) or n_again == len(rows) >= ALL_OLD:
         warn(
-            f"X has {n_again} of the {len(old)} rows of the last fit again, and their weights add "
-            "up. Pass new rows alone, or call fit with all rows."
+            f"{n_again} of the {len(rows)} pairs of user and item in X are in the last fit already,"
+            " and their weights add up. Pass new rows alone, or fit sklearn.base.clone(model) to "
+            "all rows."
         )
 
 

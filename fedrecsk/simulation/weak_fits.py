@@ -47,10 +47,11 @@ def warn_if_weak(model: Recommender, data: Interactions) -> None:
         worse = 1 - ours > PAIRS_MARGIN * (1 - simple)
         text = f"worse than popularity alone would: AUC {ours:.3g}"
     if worse:
+        others = "another learning_rate" if hasattr(model, "learning_rate") else "other parameters"
         warn(
             f"{type(model).__name__} predicts the training rows of {len(users)} users {text} "
             f"instead of {simple:.3g}. Allow more rounds (n_rounds), a larger client_fraction, "
-            "fewer lost uploads or less noise, or search for other parameters.",
+            f"fewer lost uploads or less noise, or search for {others}.",
             ConvergenceWarning,
         )
 

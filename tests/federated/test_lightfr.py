@@ -310,6 +310,15 @@ def test_bad_new_items_are_named():
 # -------------------------------------------------------------------------------- input
 
 
+def test_ratings_are_required():
+    X, y = make_ratings(n_users=40, n_items=30, n_ratings=500, random_state=0)
+    model = make(targets="ratings", rating_scale=(1, 5))
+    with pytest.raises(ValueError, match='targets="ratings" needs y'):
+        model.fit(X)
+    with pytest.raises(ValueError, match='targets="ratings" needs y'):
+        model.fit(X, y).fold_in(X[:9] + np.array([100, 0, 0]))
+
+
 def test_ratings_that_count_as_ratings_are_not_warned_of():
     X, y = make_ratings(n_users=40, n_items=30, n_ratings=500, random_state=0)
     with pytest.warns(UserWarning, match="takes every row with y > 0 as positive"):

@@ -127,11 +127,12 @@ KINDS = {
 
 def test_old_rows_that_come_again_are_warned_of():
     model = FedEASE(reg=20.0, warm_start=True).fit(X)
-    with pytest.warns(UserWarning, match=f"X has {len(X)} of the {len(X)} rows of the last fit"):
-        model.partial_fit(np.r_[X, [[0, 30]]])
+    for rows in np.r_[X, [[0, 30]]], X[: len(X) // 3]:
+        with pytest.warns(UserWarning, match="pairs of user and item in X are in the last fit"):
+            model.partial_fit(rows)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.partial_fit(X[: len(X) // 3])
+        model.partial_fit(np.r_[X[: len(X) // 3], [[1, 30]]]).partial_fit(X[:3])
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))

@@ -7,7 +7,7 @@ from shops.method import method
 
 
 def load_data(context):
-    """The shop's name and its rows: customer, item."""
+    """The shop's name and its rows: customer, item, time."""
     file = context.node_config["data"]
     return {"client_id": file, "X": np.loadtxt(file, delimiter=",", dtype=int)}
 
