@@ -68,6 +68,7 @@ COMMANDS = [
     "centralized speed --data 100k",
     "centralized speed --data 1m",
     "ddl rankings",
+    "ddl cold",
     "fedfast quality",
     "few_rows quality",
     "fcf quality --seeds 3",

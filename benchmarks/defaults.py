@@ -69,6 +69,9 @@ TRIED = {
         "0.3": {"learning_rate": 0.3},
         "1.2": {"learning_rate": 1.2},
         "4.8": {"learning_rate": 4.8},
+        "auto, 0.1": {"RATE": 0.1},
+        "auto": {"RATE": 0.2},
+        "auto, 0.4": {"RATE": 0.4},
     },
 }
 METHODS = {one.__name__: one for one in (LocALS, FedSpectral, LightFR, FedEASE, LocSGD)}

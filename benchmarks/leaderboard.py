@@ -98,7 +98,7 @@ GRID = {
     "LocALS": ("reg_user", "reg_item"),
     "GlobSGD": ("reg_user", "reg_item"),
     "FCF": ("reg_user", "reg_item"),
-    "LocSGD": ("reg_user", "learning_rate"),
+    "LocSGD": {"reg_user": [2.5, 10.0, 40.0], "learning_rate": [1.0, "auto", 16.0]},
     "FedMF": ("learning_rate", "reg"),
     "FedFast": ("learning_rate", "reg"),
     "CoLR": ("learning_rate", "reg"),

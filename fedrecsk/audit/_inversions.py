@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
+from sklearn.base import clone
 
 from fedrecsk.audit._server_view import (
     Reconstruction,
@@ -40,6 +41,10 @@ def wmf(model, message, upload, n_items):
     """Find the direction of the rows, and the length and sign that fit the upload."""
     rows, items = sent_rows(upload["rows"], n_items)
     received = message["item_factors"].values[items].astype(np.float64)
+    if hasattr(model, "rates"):
+        # LocSGD's steps depend on how many items the user has.
+        (rate,) = model.rates(n_items, np.array([len(items)]))
+        model = clone(model).set_params(learning_rate=rate)
 
     def misfit(vector):
         expected = _of_one_user(model, vector, received, message)

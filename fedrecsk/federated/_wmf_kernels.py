@@ -304,23 +304,23 @@ def subtract(row, items, i, full, follow, work):
 
 @kernel
 def descend_items(
-    layout, ratings, active, items, problem, work, users, versions, follows, n_sweeps, rate, out
+    layout, ratings, active, items, problem, work, users, versions, follows, n_sweeps, rates, out
 ):
     """LocSGD: sweep over the active clients' own `versions` of their items, and F, in place.
 
     A sweep goes through a client's ratings, user after user; in the full form, through all pairs
     of its users and its items, and F takes the steps of the items that it does not hold. A step
-    has the size `rate`, or the inverse of the pair's curvature if that is smaller. Senders upload
-    the differences of their versions from F q.
+    has the size of the user's rate, or the inverse of the pair's curvature if that is smaller.
+    Senders upload the differences of their versions from F q.
     """
     for c in range(len(active)):
         if not active[c]:
             continue
         for _ in range(n_sweeps):
             for u in range(layout.client_indptr[c], layout.client_indptr[c + 1]):
-                descend(c, u, layout, ratings, items, problem, work, users, versions, rate)
+                descend(c, u, layout, ratings, items, problem, work, users, versions, rates[u])
                 if problem.full:
-                    descend_follow(users, u, problem, work, follows[c], rate)
+                    descend_follow(users, u, problem, work, follows[c], rates[u])
         if out.senders[c]:
             for k in range(layout.row_indptr[c], layout.row_indptr[c + 1]):
                 row = k - layout.row_indptr[c]

@@ -76,6 +76,8 @@ def parameters_of(Estimator):
     for aggregation in ("full", "clients", "holders"):
         if Estimator is not GlobSGD:
             others = [{"local_epochs": 1}, {"local_epochs": 2}]
+            if Estimator is LocSGD:
+                others.append({"learning_rate": "auto"})
         elif aggregation == "full":
             others = [
                 {"preconditioner": True},

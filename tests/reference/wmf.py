@@ -104,16 +104,18 @@ class Client:
                     q = items[i].copy()
                     gradient = self.c[u, i] * (p @ q - self.r[u, i]) * p
                     gradient = gradient + self.reg_item * q + model.prox * (q - self.received[i])
-                    items[i] = q - self.rate(self.c[u, i], p) * gradient
+                    items[i] = q - self.rate(self.c[u, i], p, rated[u]) * gradient
                 step = np.outer(p, p) @ self.follow + self.reg_item * self.follow
                 step += model.prox * (self.follow - eye)
-                self.follow = self.follow - self.rate(1.0, p) * step
+                self.follow = self.follow - self.rate(1.0, p, rated[u]) * step
         return items
 
-    def rate(self, confidence, p):
+    def rate(self, confidence, p, rated):
         """The largest step, up to `learning_rate`, that does not pass the pair's minimum."""
-        model = self.model
-        return min(model.learning_rate, 1 / (confidence * p @ p + self.reg_item + model.prox))
+        model, largest = self.model, self.model.learning_rate
+        if largest == "auto":
+            largest = 0.2 * np.sqrt(len(rated) / max(rated.sum(), 1))
+        return min(largest, 1 / (confidence * p @ p + self.reg_item + model.prox))
 
     def local_items(self, rated):
         """The client's version of every item after a round."""

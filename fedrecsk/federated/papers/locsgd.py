@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
 from fedrecsk._utils.constraints import AtLeast1, NotNegative, Positive
 from fedrecsk._utils.docs import documented
+from fedrecsk._utils.parameters import constant
 from fedrecsk._utils.sklearn_compat import Interval
 from fedrecsk.federated._wmf import (
     Aggregation,
@@ -20,6 +21,8 @@ from fedrecsk.federated._wmf import (
 )
 
 __all__ = ["LocSGD"]
+
+Rate = Annotated[float, Interval(Real, 0, 1000, closed="right")]
 
 
 @dataclass(eq=False, repr=False)
@@ -32,8 +35,16 @@ class LocSGDParameters(ImplicitParameters):
     prox: NotNegative = 0.0
     local_epochs: AtLeast1 = 1
     n_steps: AtLeast1 = 5
-    learning_rate: Annotated[float, Interval(Real, 0, 1000, closed="right")] = 1.2
+    learning_rate: Rate | Literal["auto"] = "auto"
+    # With "auto", the largest step of a user with n of m items is this times sqrt(m / n).
+    RATE: float = constant(0.2)
     aggregation: Aggregation = "clients"
+
+    def rates(self, n_items, counts):
+        """Return the largest step of users with so many items each."""
+        if self.learning_rate == "auto":
+            return self.RATE * np.sqrt(n_items / np.maximum(counts, 1))
+        return np.full(len(counts), float(self.learning_rate))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -49,13 +60,13 @@ class LocSGDAlgorithm(LocSGDParameters, ClientItemsAlgorithm):
         given = block.layout, ratings, active, items, problem, work, users, versions, follows
         out = wmf_kernels.uploads(block, turn, users)
         early = out._replace(senders=np.zeros_like(out.senders))
+        steps = self.n_steps, self.rates(block.n_items, np.diff(block.indptr))
         for epoch in range(self.local_epochs):
             if epoch == 0:
                 loss = self.fit_users(block, clients, active, items, gram)
             else:
                 grams = self.own_grams(block, active, message, versions, follows)
                 self.fit_users(block, clients, active, versions, grams, block.rows)
-            steps = self.n_steps, float(self.learning_rate)
             last = epoch == self.local_epochs - 1
             wmf_kernels.descend_items(*given, *steps, out if last else early)
         return clients, self.sent(block, turn, out), loss
@@ -78,13 +89,13 @@ class LocSGD(LocSGDParameters, ImplicitMF):
         Number of times that a client solves for its users and takes its steps per round (E).
     n_steps : int, default=5
         Number of sweeps over the client's pairs after each user solve.
-    learning_rate : float in (0, 1000], default=1.2
-        Largest size of the clients' steps (eta). A step on one pair is
+    learning_rate : float in (0, 1000] or "auto", default="auto"
+        Largest size of the clients' steps (eta). "auto" is ``0.2 sqrt(n_items / n)`` for a user
+        with n items, so that few rows take larger steps. A step on one pair is
         ``q_ci -= eta_ui [c_ui (p_u . q_ci - r_ui) p_u + reg_item / n_clients q_ci
         + prox (q_ci - q_i)]`` with
         ``eta_ui = min(eta, 1 / (c_ui |p_u|^2 + reg_item / n_clients + prox))``, so that no step
-        goes past the pair's minimum. Users with some ten rows among thousands of items need more:
-        on validation rows of three such sets 4.8 scored two to five times as high.
+        goes past the pair's minimum.
     aggregation : {"clients", "full", "holders"}, default="clients"
         As in :class:`LocALS`. With "full" a sweep goes through all pairs of the client's users
         and the catalogue; items that the client does not hold move by a common matrix A_c.
