@@ -383,9 +383,10 @@ def _first_lines(text: TextFile) -> tuple[TextFile, list[tuple[int, str]]]:
         head = decoder.decode(data, final=is_all).removeprefix("\ufeff")
     if "\0" in head:
         raise ValueError(
-            f"{text.name} is not text, because it has NUL characters. Unpack an archive, read a "
-            "binary file with pandas.read_parquet, pandas.read_excel or the like, and UTF-16 with "
-            "encoding='utf-16-le'."
+            f"{text.name} is not text, because it has NUL characters. It may be a binary file or "
+            "an archive (unpack it, or read it with pandas.read_parquet, pandas.read_excel or the "
+            "like, or with pandas.read_pickle if it is yours, because it can run code), or UTF-16: "
+            "pass encoding='utf-16-le'."
         )
     lines = [
         (number, line)

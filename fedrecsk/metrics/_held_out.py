@@ -170,9 +170,9 @@ def warn_if_unknown(
         n_known, n_asked = (len(np.unique(one)) for one in (asked[codes >= 0], asked))
         warn(
             f"The model knows {n_known} of the {n_asked} {role}s in the test rows, and {effect}. "
-            "Unless you want to measure that, use a splitter of fedrecsk.model_selection, and "
-            f"check ids and columns: X has {role} {asked[codes < 0][0]!s}, the model knows "
-            f"{role} {known.values[0]!s}."
+            "Unless you want to measure that, use a splitter that leaves every user rows for "
+            "training (fedrecsk.model_selection), and check ids and columns: X has "
+            f"{role} {asked[codes < 0][0]!s}, and the model knows {role} {known.values[0]!s}."
         )
 
 

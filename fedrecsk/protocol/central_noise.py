@@ -514,7 +514,7 @@ def warn_of_cost(plan: FitPlan, n_clients: int) -> None:
     nbytes = n_uploads * scheme._bytes_of_vector(sizes["round"], int(uploads.cohort))
     warn(
         f"Each client draws its share of the noise in {n_uploads:,} uploads of {sizes['round']:,} "
-        f"numbers, which takes at least {seconds:,.0f} s on this machine, and sends "
-        f"{nbytes / 1e9:,.2g} GB in all under secure sums. Lower n_rounds, client_fraction or "
+        f"numbers, which takes at least {seconds:,.0f} s on this machine. Under secure sums "
+        f"clients send {nbytes / 1e9:,.2g} GB in all. Lower n_rounds, client_fraction or "
         "n_factors, or try a part of the clients first."
     )
