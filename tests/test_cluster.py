@@ -673,6 +673,11 @@ def test_a_user_or_a_client_in_two_partitions(client):
     message = r"User \d+ has rows in partitions 0 and 1 of X .*shuffle\('user'\)"
     with pytest.raises(ValueError, match=message):
         fitted(RFRec(), halves)
+    # Each counts once, in however many partitions its rows are.
+    thirds = [FRAME.iloc[k::3] for k in range(3)]
+    n_cut = np.count_nonzero(sum(np.isin(np.arange(90), part["user"]) for part in thirds) > 1)
+    with pytest.raises(ValueError, match=rf"\({n_cut} users have rows in several\)"):
+        fitted(RFRec(), dask_of(thirds))
     with pytest.raises(ValueError, match=r"Client 0 has rows in partitions .*shuffle\('client'\)"):
         fitted(RFRec(), PARTED.assign(shop=PARTED["user"] % 2), clients="shop")
     whole = halves.shuffle("user", npartitions=3)

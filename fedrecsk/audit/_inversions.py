@@ -17,6 +17,7 @@ from fedrecsk.audit._server_view import (
     one_by_one,
     sent_rows,
 )
+from fedrecsk.federated.papers.locsgd import LocSGD
 
 # LocALS, LocSGD, GlobSGD: lengths to try for a vector whose direction is known, and how often to
 # find the direction again once the length is known.
@@ -41,9 +42,9 @@ def wmf(model, message, upload, n_items):
     """Find the direction of the rows, and the length and sign that fit the upload."""
     rows, items = sent_rows(upload["rows"], n_items)
     received = message["item_factors"].values[items].astype(np.float64)
-    if hasattr(model, "rates"):
-        # LocSGD's steps depend on how many items the user has.
-        (rate,) = model.rates(n_items, np.array([len(items)]))
+    if isinstance(model, LocSGD):
+        # Its steps depend on how many items the user has.
+        (rate,) = model._algorithm().rates(n_items, np.array([len(items)]))
         model = clone(model).set_params(learning_rate=rate)
 
     def misfit(vector):

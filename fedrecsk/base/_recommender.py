@@ -277,8 +277,7 @@ class Recommender(Recommends, PublicHalf, CallbackSupportMixin, PlainParameters,
             if y is not None or self.__sklearn_tags__().target_tags.required:
                 as_table(X)  # raises
             X, y, clients, sample_weight, catalogue = matrix_rows(X, clients, sample_weight)
-            if not _checks.estimates_y(self):
-                warn_about_entries(type(self).__name__, y * sample_weight)
+            warn_about_entries(type(self).__name__, y * sample_weight)
         return X, y, sample_weight, self._prepared(X, y, clients, sample_weight, catalogue)
 
     def _fit_on_cluster(self, X, y, clients, sample_weight):

@@ -20,7 +20,7 @@ HARMLESS = {"tol", "epsilon"}
 ABSURD = 1e4
 # Parameters to lower when nothing stands out.
 PACES = ("learning_rate", "item_learning_rate")
-# At most so many training rows are scored.
+# Number of training rows that are scored, at most.
 SAMPLE = 4000
 # A parameter this many times its default is a suspect, and so are larger weights and ratings.
 FAR = 10

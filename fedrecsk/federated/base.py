@@ -320,8 +320,8 @@ class FederatedRecommender(Recommender):
         ----------
         X, y, clients, sample_weight
             New rows, as in `fit`; the first call is a `fit`. A repeated (user, item) pair is merged
-            with its old row, as in a `fit` to both: weights add up, and a warning says so if X has
-            most of the old rows again. Known users stay with their client.
+            with its old row, as in a `fit` to both, and their weights add up. A warning tells if X
+            has most of the old pairs again, or no others. Known users stay with their client.
         n_rounds : int, default=None
             Number of rounds. If None, 20% of those of a fit, at least one.
 

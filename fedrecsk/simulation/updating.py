@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 # Rounds of an update, as a share of those of a fit.
 SHARE = 0.2
 PAIR = ["user", "item"]
-# With more of the old rows again, X has hardly new rows alone; nor if so many rows are all old.
+# X hardly has new rows alone with more than this share of the old pairs, or with so many pairs and
+# no new one.
 MANY_OLD, ALL_OLD = 0.5, 20
 ROUNDS = {"n_rounds": [Interval(Integral, 1, None, closed="left"), None]}
 
@@ -188,8 +189,8 @@ def _warn_of_old_rows(old, rows):
     if n_again > MANY_OLD * len(old) or n_again == len(rows) >= ALL_OLD:
         warn(
             f"{n_again} of the {len(rows)} pairs of user and item in X are in the last fit already,"
-            " and their weights add up. Pass new rows alone, or fit sklearn.base.clone(model) to "
-            "all rows."
+            " and their weights add up. If these are the old rows, pass new rows alone, or fit "
+            "sklearn.base.clone(model) to all rows."
         )
 
 

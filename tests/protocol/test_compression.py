@@ -125,6 +125,19 @@ def test_a_fit_warns_of_compression_that_does_nothing(method, idle):
     found = [str(one.message) for one in caught if "compresses nothing" in str(one.message)]
     assert len(found) == (idle is not None)
     assert all(f"clients of {type(method).__name__} {idle} in a round" in one for one in found)
+    # The cure is a direction that has something to compress.
+    cure = {"download": 'set direction="up".', "upload": 'direction="down" or compression=None.'}
+    assert all(one.endswith(cure[idle]) for one in found)
+
+
+def test_no_direction_is_advised_that_is_idle_too(monkeypatch):
+    monkeypatch.setattr("fedrecsk.protocol.server.is_compressed", lambda *_: False)
+    model = LocALS(3, n_rounds=1, federation=Federation(compression=TopK(0.2)))
+    with pytest.warns(UserWarning, match="compresses nothing") as caught:
+        model.fit(*make_toy())
+    found = [str(one.message) for one in caught if "compresses nothing" in str(one.message)]
+    assert len(found) == 2
+    assert all(one.endswith("set compression=None.") for one in found)
 
 
 def test_columns_that_a_method_has_picked_itself_cross_as_they_are():

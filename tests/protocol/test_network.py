@@ -140,5 +140,9 @@ def test_an_unknown_profile_and_a_model_without_a_ledger_are_named(toy):
         estimate_training_time(ledger_of(1, 1), "5g")
     with pytest.raises(ValueError, match=r"no column 'payload'.*'bytes_down'"):
         estimate_training_time(ledger_of(1, 1), down="payload")
+    with pytest.raises(TypeError, match="RFRec has no communication_"):
+        estimate_training_time(RFRec)
+    with pytest.warns(UserWarning, match=r"download=9\) is in bytes per second"):
+        estimate_training_time(ledger_of(1, 1), DeviceProfile(download=9))
     with pytest.raises(TypeError, match="Popularity has no communication_"):
         estimate_training_time(Popularity().fit(toy[0]))

@@ -40,16 +40,16 @@ class LocSGDParameters(ImplicitParameters):
     RATE: float = constant(0.2)
     aggregation: Aggregation = "clients"
 
-    def rates(self, n_items, counts):
-        """Return the largest step of users with so many items each."""
-        if self.learning_rate == "auto":
-            return self.RATE * np.sqrt(n_items / np.maximum(counts, 1))
-        return np.full(len(counts), float(self.learning_rate))
-
 
 @dataclass(kw_only=True, eq=False)
 class LocSGDAlgorithm(LocSGDParameters, ClientItemsAlgorithm):
     """Every client solves for its users, and then takes steps on its own version of the items."""
+
+    def rates(self, n_items, counts):
+        """Return the largest step of each user, given the numbers of items that users have."""
+        if self.learning_rate == "auto":
+            return self.RATE * np.sqrt(n_items / np.maximum(counts, 1))
+        return np.full(len(counts), float(self.learning_rate))
 
     def update(self, block, clients, message, turn, key):
         (items, gram), users, active = self.received(message), clients.users, turn.active
